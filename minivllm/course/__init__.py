@@ -1,0 +1,7 @@
+"""What the notebooks need and the engine does not: pictures, the map, exercise checks, the audit after each chapter."""
+
+from minivllm.course.drawing import show
+from minivllm.course.engine_map import show_map
+from minivllm.course.exercises import check
+
+__all__ = ["check", "show", "show_map"]

@@ -1,0 +1,1 @@
+"""One module per chapter: the checks of its exercises."""

@@ -1,0 +1,42 @@
+"""The package as it stands after a chapter, and what the audit says about it."""
+
+import functools
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from minivllm import audit
+
+
+def find_checkout() -> Path:
+    """The folder of the course: the first one upwards from here that holds `tools/export.py` and `notebooks/`.
+
+    Raises FileNotFoundError outside a checkout: an installed package has no notebooks to export.
+    """
+    for folder in [Path.cwd(), *Path.cwd().parents]:
+        if (folder / "tools" / "export.py").is_file() and (folder / "notebooks").is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"no checkout of the course above {os.path.basename(Path.cwd())!r}: run this from notebooks/"
+    )
+
+
+def load_exporter(checkout: Path) -> ModuleType:
+    """`tools/export.py` as a module: it is a tool beside the package, not a part of it."""
+    spec = importlib.util.spec_from_file_location("minivllm_export", checkout / "tools" / "export.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def audit_of_stage(chapter: str) -> tuple[audit.Row, ...]:
+    """The audit's rows for the package as exported through a chapter ("00" … "11")."""
+    checkout = find_checkout()
+    with tempfile.TemporaryDirectory() as folder:
+        load_exporter(checkout).export_through(chapter, Path(folder))
+        return tuple(audit.rows(audit.audit(Path(folder) / "minivllm")))
