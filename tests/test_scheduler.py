@@ -4,13 +4,13 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from made_up_model import MadeUpModel, answer_alone
 
 from minivllm.config import ConfigError, SchedulerConfig
 from minivllm.core.batch import Batch
 from minivllm.core.block_manager import BlockManager, UnknownSequenceError, cdiv
 from minivllm.core.scheduler import RequestError, Scheduler, SchedulerError
 from minivllm.core.sequence import Sequence, SequenceStatus
+from minivllm.course.made_up_model import MadeUpModel, answer_alone
 
 
 class House:
@@ -198,7 +198,7 @@ def test_preemption_changes_no_token(case: str, prefix_caching: bool) -> None:
 
 def test_the_last_admitted_is_preempted_and_is_the_first_to_return() -> None:
     house = House(num_blocks=6, block_size=4)
-    first, second, third = (house.add(100 * i, 7, max_tokens=9) for i in range(3))
+    first, _, third = (house.add(100 * i, 7, max_tokens=9) for i in range(3))
     while not house.scheduler.num_preemptions:
         house.step()
     assert third.status is SequenceStatus.WAITING and house.holds(third) == 0
@@ -217,7 +217,7 @@ def test_pool_that_fills_up_between_two_chunks_preempts(case: str) -> None:
     late = house.add(900, 25, max_tokens=2)  # 7 blocks: would fit now, not after the others have grown
     while not late.num_preemptions:
         house.step()
-    assert 0 < late.num_tokens and late.num_computed_tokens == 0
+    assert late.num_tokens > 0 and late.num_computed_tokens == 0
     house.finish_all()
     for seq in speakers:
         assert_right(seq, 12)

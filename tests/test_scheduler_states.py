@@ -13,13 +13,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from made_up_model import MadeUpModel, answer_alone
 
 from minivllm.config import SchedulerConfig
 from minivllm.core.batch import Batch
 from minivllm.core.block_manager import BlockManager, BlockManagerError, cdiv
 from minivllm.core.scheduler import RequestError, Scheduler
 from minivllm.core.sequence import FinishReason, Sequence, SequenceStatus
+from minivllm.course.made_up_model import MadeUpModel, answer_alone
 
 # Prompts are cut from two texts, so that they share prefixes more often than not.
 TEXTS = [[1, 2, 3, 4] * 5, [1, 2, 3, 4, 1, 2, 9, 9, 5, 6] * 2]
@@ -148,7 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_end(self, seq: Sequence) -> None:
         """A sequence ends at its first reason to end, and not before."""
-        spoken, limit = seq.completion_token_ids, min(seq.max_tokens, self.scheduler.max_seq_len - seq.num_prompt_tokens)
+        spoken = seq.completion_token_ids
+        limit = min(seq.max_tokens, self.scheduler.max_seq_len - seq.num_prompt_tokens)
         stops = [i + 1 for i, token in enumerate(spoken) if token in seq.stop_token_ids and i + 1 >= seq.min_tokens]
         assert stops in ([], [len(spoken)]) and len(spoken) <= limit
         if seq.finish_reason in ("stop", "length"):

@@ -1,7 +1,8 @@
 """A model without tensors: what it writes into the cache and what it answers depend on every token before.
 
-A slot's content stands for the K and V of one token. It is a fingerprint of the tokens up to that one, so a block that
-was shared too early, lost, or overwritten shows at once, and the next token after a prefix is the same in every schedule.
+A slot's content stands for the K and V of one token. It is a fingerprint of the tokens up to that one, so a block
+that was shared too early, lost, or overwritten shows at once, and the next token after a prefix is the same in every
+schedule.
 """
 
 from minivllm.core.batch import Batch, ScheduledSequence
