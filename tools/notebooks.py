@@ -37,7 +37,7 @@ def tidy(notebook: NotebookNode, chapter: str) -> NotebookNode:
 
 
 def execute(path: Path) -> None:
-    """Run a notebook in place from a fresh kernel; raises CellExecutionError where a cell fails."""
+    """Run a notebook in place from a fresh kernel; raises CellExecutionError where a cell fails, outputs so far kept."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
     os.environ["MINIVLLM_FIGURES"] = str(ROOT / "figures")
@@ -50,8 +50,10 @@ def execute(path: Path) -> None:
         record_timing=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    client.execute()
-    nbformat.write(tidy(notebook, path.name[:2]), path)
+    try:
+        client.execute()
+    finally:
+        nbformat.write(tidy(notebook, path.name[:2]), path)
     print(
         f"{path.name}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells, "
         f"{time.perf_counter() - start:.1f} s"

@@ -3,5 +3,6 @@
 from minivllm.course.drawing import show
 from minivllm.course.engine_map import show_map
 from minivllm.course.exercises import check
+from minivllm.course.stages import audit_after
 
-__all__ = ["check", "show", "show_map"]
+__all__ = ["audit_after", "check", "show", "show_map"]

@@ -34,9 +34,31 @@ def load_exporter(checkout: Path) -> ModuleType:
 
 
 @functools.cache
-def audit_of_stage(chapter: str) -> tuple[audit.Row, ...]:
+def rows_of_stage(chapter: str) -> tuple[audit.Row, ...]:
     """The audit's rows for the package as exported through a chapter ("00" … "11")."""
     checkout = find_checkout()
     with tempfile.TemporaryDirectory() as folder:
-        load_exporter(checkout).export_through(chapter, Path(folder))
-        return tuple(audit.rows(audit.audit(Path(folder) / "minivllm")))
+        package = load_exporter(checkout).export_through(chapter, Path(folder))
+        return tuple(audit.rows(audit.audit(package)))
+
+
+@functools.cache
+def rows_of_inherited() -> tuple[audit.Row, ...]:
+    """The audit's rows for the engine that the course starts from."""
+    return tuple(audit.rows(audit.audit(find_checkout() / "notebooks" / "inherited")))
+
+
+def audit_after(chapter: str) -> None:
+    """Print the audit row by row: the inherited engine beside the package as exported through `chapter`.
+
+    A row marked → reads differently from the package before this chapter; the last line counts what is still missing.
+    """
+    before = rows_of_stage(f"{int(chapter) - 1:02d}")
+    now = rows_of_stage(chapter)
+    width = max(len(row.question) for row in now)
+    print(f"  {'':{width}}  {'inherited':>16}  {'after ' + chapter:>16}")
+    for old, earlier, row in zip(rows_of_inherited(), before, now, strict=True):
+        mark = "→" if earlier.value != row.value else " "
+        print(f"{mark} {row.question:{width}}  {old.value!s:>16}  {row.value!s:>16}")
+    missing = [row.key.replace("_", " ") for row in now if row.blocker]
+    print(f"\n{len(missing)} blockers" + (f": {', '.join(missing)}" if missing else ": 已实现 paged attention"))

@@ -1,0 +1,169 @@
+# Generated from notebooks/01_qwen3_from_scratch.ipynb by tools/export.py; edit there.
+"""What a model folder's config.json says: read once, checked once, named once."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ConfigError(ValueError):
+    """A config.json that this engine cannot run. The message names the field, its value and what is supported."""
+
+
+def require(raw: dict, field: str) -> object:
+    """A field that must be there. Raises ConfigError, naming the field and those that were found."""
+    if raw.get(field) is None:
+        raise ConfigError(f"config.json has no {field!r}; it has {', '.join(sorted(raw))}")
+    return raw[field]
+
+
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions become angles. Frozen, so that it is hashable.
+
+    theta: base of the geometric series of frequencies.
+    kind: "default", "linear" (all frequencies divided by `factor`) or "llama3" (only the slow ones,
+        https://arxiv.org/abs/2407.21783, with a smooth passage between the two bounds below).
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    @classmethod
+    def from_dict(cls, raw: dict) -> "RopeConfig":
+        """From a config.json of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
+
+        Raises ConfigError for a kind of scaling that is not in ROPE_KINDS, and for rotating a part of the head only.
+        """
+        found = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+        kind = found.get("rope_type", found.get("type", "default"))
+        if kind not in ROPE_KINDS:
+            raise ConfigError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
+        part = found.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+        if part != 1.0:
+            raise ConfigError(f"partial_rotary_factor {part} is not supported: the whole head is rotated")
+        known = {name: found[name] for name in cls.__dataclass_fields__ if name in found}
+        return cls(theta=float(found.get("rope_theta", raw.get("rope_theta", cls.theta))), kind=kind, **known)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shapes and switches of a decoder, under the names of the Hugging Face config.
+
+    head_dim is a field of its own: num_attention_heads * head_dim may differ from hidden_size.
+    qk_norm: RMSNorm on each query and key head; qkv_bias, o_bias: a bias on those projections.
+    dtype: of the stored weights; eos_token_ids: every id that ends a text.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_dict(cls, raw: dict) -> "ModelConfig":
+        """From the contents of a config.json. Raises ConfigError for a missing field or an unsupported feature."""
+        architecture = check_supported(raw)
+        bias = bool(raw.get("attention_bias", False))
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        config = cls(
+            architecture=architecture,
+            **{name: require(raw, name) for name in sizes},
+            num_key_value_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
+            head_dim=read_head_dim(raw, architecture),
+            max_position_embeddings=require(raw, "max_position_embeddings"),
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope=RopeConfig.from_dict(raw),
+            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            qkv_bias=bias or architecture == "Qwen2ForCausalLM",
+            o_bias=bias,
+            dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+            eos_token_ids=read_eos_token_ids(raw),
+        )
+        return config.check_heads()
+
+    def check_heads(self) -> "ModelConfig":
+        """Itself. Raises ConfigError where query heads do not share key/value heads evenly, or a head is odd."""
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim {self.head_dim} is odd: a rotation needs pairs")
+        return self
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "ModelConfig":
+        """From a model folder; generation_config.json, where it is there, has the last word on what ends a text.
+
+        Raises FileNotFoundError when there is no config.json, ConfigError when it cannot be read or run.
+        """
+        raw = read_json(Path(folder) / "config.json")
+        generation = Path(folder) / "generation_config.json"
+        ends = read_json(generation).get("eos_token_id") if generation.exists() else None
+        return cls.from_dict(raw if ends is None else {**raw, "eos_token_id": ends})
+
+
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
+
+
+def check_supported(raw: dict) -> str:
+    """The architecture's name. Raises ConfigError for an unknown one, and for features that would change answers."""
+    architecture = (raw.get("architectures") or ["(none)"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"architecture {architecture} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"hidden_act {raw['hidden_act']!r} is not supported; supported is 'silu'")
+    if raw.get("quantization_config"):
+        raise ConfigError("quantization_config is set: quantized weights are not supported; use the bf16 checkpoint")
+    if raw.get("mlp_bias"):
+        raise ConfigError("mlp_bias true is not supported: the feed-forward network has no bias here")
+    uses_window = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
+    if uses_window and raw.get("sliding_window"):
+        raise ConfigError(f"sliding_window {raw['sliding_window']} is not supported: attention sees all tokens here")
+    return architecture
+
+
+def read_head_dim(raw: dict, architecture: str) -> int:
+    """The size of one head. Without a field of its own it is 128 for Qwen3, hidden size / heads for the others."""
+    if raw.get("head_dim"):
+        return raw["head_dim"]
+    return 128 if architecture == "Qwen3ForCausalLM" else require(raw, "hidden_size") // raw["num_attention_heads"]
+
+
+def read_eos_token_ids(raw: dict) -> tuple[int, ...]:
+    """All ids that end a text: configs give none, one, or a list."""
+    found = raw.get("eos_token_id")
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+
+def read_json(path: Path) -> dict:
+    """A JSON file. Raises FileNotFoundError naming the path, ConfigError when it is not JSON."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: a model folder has a config.json and *.safetensors files")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error

@@ -1,0 +1,86 @@
+"""Checks of chapter 01: shapes, rotation, counting work, counting parameters, packed requests."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from minivllm import STORYTELLER
+from minivllm.course.exercises import Case, exercise
+
+
+@exercise("1.1")
+def shapes_of_projections(q_shape: tuple, k_shape: tuple, o_shape: tuple) -> Iterator[Case]:
+    reversed_ = "the two sizes are swapped: PyTorch stores (outputs, inputs)"
+    yield tuple(q_shape) != (2560, 4096), f"q_proj: {reversed_}"
+    yield tuple(q_shape) == (4096, 2560), "q_proj: its outputs are all query heads, each of head_dim numbers"
+    yield tuple(k_shape) == (1024, 2560), "k_proj: count the key/value heads, not the query heads"
+    yield tuple(o_shape) == (2560, 4096), "o_proj: it starts from the outputs of all query heads"
+
+
+@exercise("1.2")
+def rotation_of_neighbours(rotate: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Iterator[Case]:
+    quarter = np.full((1, 2), np.pi / 2)
+    x = np.array([[[1.0, 2.0, 3.0, 4.0]]])
+    turned = np.asarray(rotate(x, quarter))
+    yield turned.shape == x.shape, f"the shape: x has {x.shape}, you returned {turned.shape}"
+    yield bool(np.allclose(x, [[[1, 2, 3, 4]]])), "your function changed its input"
+    yield (
+        not np.allclose(turned, [[[-3, -4, 1, 2]]]),
+        "one token (1, 2, 3, 4), a quarter turn: you paired number i with number i + 2, as the checkpoints do",
+    )
+    yield (
+        bool(np.allclose(turned, [[[-2, 1, -4, 3]]])),
+        f"one token (1, 2, 3, 4), a quarter turn: the pair (1, 2) should become (-2, 1); you got {turned.round(2)}",
+    )
+    rng = np.random.default_rng(1)
+    many, angles = rng.normal(size=(5, 3, 8)), rng.normal(size=(5, 4))
+    back = rotate(rotate(many, angles), -angles)
+    yield bool(np.allclose(back, many)), "turning by an angle and back again must give the input (5 tokens, 3 heads)"
+
+
+@exercise("1.3")
+def work_of_a_chat(passed: int, repeated: int) -> Iterator[Case]:
+    yield passed != 200 * 1_024, "passes: the text grows by one token with every step; you kept it at 1,024"
+    yield passed == 224_700, "passes: add up 1,024, 1,025, … over 200 steps"
+    yield repeated == 224_700 - 1_223, "repeated: 1,024 + 199 tokens are looked at, each was new exactly once"
+
+
+@exercise("1.4")
+def number_of_parameters(count: Callable[[object], int]) -> Iterator[Case]:
+    from minivllm.config import ModelConfig
+    from minivllm.model.qwen3 import Qwen3
+
+    base = replace(ModelConfig.from_folder(STORYTELLER), vocab_size=32, hidden_size=12, num_hidden_layers=2)
+    variants = {
+        "head_dim differs from hidden / heads": base,
+        "untied embeddings": replace(base, tie_word_embeddings=False),
+        "a bias on q, k and v, no norm on q and k": replace(base, qkv_bias=True, qk_norm=False),
+        "a bias on o too": replace(base, qkv_bias=True, o_bias=True),
+        "as many key/value heads as query heads": replace(base, num_key_value_heads=8),
+    }
+    for name, config in variants.items():
+        expected = sum(parameter.numel() for parameter in Qwen3(config).parameters())
+        got = count(config)
+        yield got == expected, f"{name}: you counted {got:,}, off by {got - expected:+,}"
+
+
+@exercise("1.5")
+def packed_requests(packed: Callable[..., torch.Tensor]) -> Iterator[Case]:
+    from minivllm.kernels.reference import causal_attention
+
+    torch.manual_seed(0)
+    for lengths in ([5], [3, 2], [1, 4, 1]):
+        total = sum(lengths)
+        q, k, v = torch.randn(total, 4, 8), torch.randn(total, 2, 8), torch.randn(total, 2, 8)
+        got = packed(q, k, v, lengths, 0.5)
+        yield got.shape == q.shape, f"lengths {lengths}: q has shape {list(q.shape)}, you returned {list(got.shape)}"
+        start = 0
+        for number, length in enumerate(lengths):
+            rows = slice(start, start + length)
+            own = torch.arange(length)
+            alone = causal_attention(q[rows], k[rows], v[rows], own, own, 0.5)
+            reason = f"lengths {lengths}: request {number} does not get what it gets alone"
+            yield bool(torch.allclose(got[rows], alone, atol=1e-6)), reason
+            start += length

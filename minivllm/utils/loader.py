@@ -1,0 +1,67 @@
+# Generated from notebooks/01_qwen3_from_scratch.ipynb by tools/export.py; edit there.
+"""Weights from a Hugging Face folder into a model whose parameters have the same names."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+
+class WeightsError(ValueError):
+    """Weights that are missing, broken or of the wrong shape. The message names the file or the tensor."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder: those that the index names, or the single one.
+
+    Raises WeightsError when there are none, or when the index names a file that is not there.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        if not (folder / "model.safetensors").exists():
+            raise WeightsError(f"no weights in {folder}: model.safetensors (or its .index.json) is missing")
+        return [folder / "model.safetensors"]
+    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise WeightsError(f"{index.name} names {missing[0]}, which is not in {folder}: download it again")
+    return [folder / name for name in names]
+
+
+def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The name and tensor of each weight in a safetensors file. Raises WeightsError when the file is broken."""
+    try:
+        with safe_open(path, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a dict
+                yield name, weights.get_tensor(name)
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is not a whole safetensors file ({error}): download it again") from error
+
+
+def copy_weight(target: Tensor, source: Tensor, name: str, path: Path) -> None:
+    """Copy in place, converting the dtype. Raises WeightsError when the shapes differ."""
+    if target.shape != source.shape:
+        raise WeightsError(
+            f"{name} in {path.name} has shape {list(source.shape)}, but config.json asks for {list(target.shape)}"
+        )
+    target.copy_(source)
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Fill every parameter of the model from the folder's safetensors files.
+
+    Raises WeightsError for a tensor that the model has no place for, and for parameters that no file filled.
+    """
+    targets = dict(model.named_parameters(remove_duplicate=False))
+    filled: set[int] = set()
+    for path in weight_files(Path(folder)):
+        for name, tensor in read_weights(path):
+            if name not in targets:
+                raise WeightsError(f"{path.name} has {name}, for which this architecture has no place")
+            copy_weight(targets[name], tensor, name, path)
+            filled.add(id(targets[name]))
+    if empty := [name for name, target in targets.items() if id(target) not in filled]:
+        raise WeightsError(f"no file in {folder} has {empty[0]} ({len(empty)} parameters are missing)")
