@@ -208,6 +208,12 @@ def test_imports_from_the_module_itself_are_dropped(project: Project, line: str)
     assert project.text() == '"""Doc."""\n\nA = 1\n\nB = A\n'
 
 
+def test_an_import_of_which_a_part_is_there_already_loses_nothing(project: Project) -> None:
+    project.core("03_blocks", '"""Doc."""\nfrom math import cos, sin\nA = cos, sin')
+    project.core("04_more", "from math import sin\nB = sin", "from math import cos, tan\nC = cos, tan")
+    assert project.text().startswith('"""Doc."""\n\nfrom math import cos, sin, tan\n\nA = ')
+
+
 def test_imports_of_neighbours_with_a_similar_name_are_kept(project: Project) -> None:
     project.core(
         "03_blocks",
@@ -307,6 +313,11 @@ def test_a_method_is_replaced_again_and_within_one_notebook(project: Project) ->
     reopened = "# replaces: take\nclass Blocks(Blocks):\n    def take(self): return {}"
     project.core("03_blocks", BLOCKS, reopened.format(20), reopened.format(30))
     assert project.load().Blocks().take() == 30
+
+
+def test_a_method_twice_in_one_class_is_an_error_whatever_is_claimed(project: Project) -> None:
+    project.core("03_blocks", BLOCKS, "# replaces: take\nclass Blocks(Blocks):" + 2 * "\n    def take(self): pass")
+    assert "Blocks.take is defined in 03_blocks.ipynb cell 3 (id 03-2) and again in" in project.error()
 
 
 @pytest.mark.parametrize("claim", ["take", "fork", "nothing"])
@@ -608,6 +619,13 @@ def test_check_lists_what_is_off_and_writes_nothing(project: Project, capsys: py
     ]
     assert (package / "core" / "blocks.py").read_text() == "edited = True\n"
     assert (package / "utils" / "old.py").exists()
+
+
+def test_what_ruff_complains_of_is_passed_on(project: Project) -> None:
+    project.core("03_blocks", '"""Doc."""\nA = 1')
+    (project.root / "pyproject.toml").write_text("[tool.ruff]\nline-length = 'long'\n")
+    assert "ruff check failed" in (message := project.error())
+    assert "line-length" in message
 
 
 def test_an_error_is_one_sentence_and_a_status(project: Project) -> None:

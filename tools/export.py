@@ -134,9 +134,9 @@ def pieces_of(cell: Cell) -> list[Piece]:
     return split(nodes, cell.source, cell)[1]
 
 
-def split(nodes: Sequence[ast.stmt], text: str, cell: Cell, header: int = 0) -> tuple[str, list[Piece]]:
-    """Cut a text at its statements: the head (`header` lines at least), and a piece for each statement."""
-    lines, starts, floor = text.split("\n"), [], header
+def split(nodes: Sequence[ast.stmt], text: str, cell: Cell) -> tuple[str, list[Piece]]:
+    """Cut a text at its statements: what comes before the first, and a piece for each."""
+    lines, starts, floor = text.split("\n"), [], 0
     for node in nodes:
         if lines[node.lineno - 1][: node.col_offset].strip():
             raise ExportError(f"{cell}: put `{first_line(node)}` on a line of its own")
@@ -155,7 +155,7 @@ def body_of(piece: Piece) -> tuple[str, list[Piece]]:
     """The lines that open a class or an `if`, and the statements in it."""
     node = ast.parse(piece.text).body[0]
     assert isinstance(node, ast.ClassDef | ast.If)
-    return split(node.body, piece.text, piece.cell, header=node.lineno)
+    return split(node.body, piece.text, piece.cell)
 
 
 def name_of(node: ast.stmt, first: bool = False) -> str:
@@ -194,7 +194,7 @@ def add(scope: dict[str, Piece], piece: Piece, owner: str = "") -> None:
     if not piece.name:
         what = f"the re-opened class {owner}" if owner else "an export cell"
         raise ExportError(f"{cell}: {what} cannot hold `{first_line(piece.node)}`; tools/export.py says what it can")
-    if old and old.cell is cell and goes_on(piece, old):
+    if old and goes_on(piece, old):
         piece.text = f"{old.text}\n{piece.text}"
     elif old:
         check_replacement(old, piece, owner)
@@ -297,15 +297,12 @@ class Module:
                 add(self.pieces, piece)
 
     def add_import(self, piece: Piece, scope: dict[str, Piece]) -> None:
-        """Keep of an import what is new: as it is written, if all of it is."""
+        """Keep an import, as it is written, if it has something new (ruff removes what is there twice)."""
         if not isinstance(piece.node, ast.Import | ast.ImportFrom):
             raise ExportError(f"{piece.cell}: `if TYPE_CHECKING:` is for imports, not for `{first_line(piece.node)}`")
-        singles = dict(single_imports(piece.node))
-        new = [name for name, text in singles.items() if self.is_new(name, text, piece.cell) and name not in scope]
-        whole = piece.text if len(new) == len(singles) else "\n".join(singles[name] for name in new)
-        for name in new:
-            scope[name] = Piece(singles[name], piece.node, whole, piece.cell)
-            whole = ""
+        new = [(name, text) for name, text in single_imports(piece.node) if self.is_new(name, text, piece.cell)]
+        for index, (name, text) in enumerate(new):
+            scope[name] = Piece(text, piece.node, "" if index else piece.text, piece.cell)
 
     def is_new(self, name: str, text: str, cell: Cell) -> bool:
         """Is an import neither one that the module has, nor from the module itself?"""
@@ -332,7 +329,7 @@ class Module:
         texts = [
             header(self.notebooks),
             docstring.text.strip(),
-            *sorted((piece.text for piece in self.imports.values()), key=lambda text: "__future__" not in text),
+            *(piece.text for piece in self.imports.values()),
             *(["if TYPE_CHECKING:", *typed] if typed else []),
             *(piece.render() for piece in pieces.values()),
         ]
