@@ -148,6 +148,12 @@ def test_directives_are_not_exported_and_other_comments_are(project: Project) ->
     assert project.text() == '"""Doc."""\n\n# | a table | of two |\nA = 1\n# the end\n'
 
 
+def test_the_end_of_a_string_that_looks_like_a_comment_stays_where_it_is(project: Project) -> None:
+    project.core("03_blocks", '"""Doc."""\nA = """a\n# b"""\nB = 1')
+    project.core("04_more", "# replaces: B\nB = 2")
+    assert project.text() == '"""Doc."""\n\nA = """a\n# b"""\n\nB = 2\n'
+
+
 def test_the_result_is_clean_formatted_and_the_same_each_time(project: Project) -> None:
     project.core("03_blocks", BLOCKS + "x = {  'a':1 }\nimport sys, os\nprint_it = (os, sys)")
     project.core("04_more", "class Blocks(Blocks):\n    def more(self): return 3")
@@ -210,7 +216,7 @@ def test_imports_from_the_module_itself_are_dropped(project: Project, line: str)
 
 def test_an_import_of_which_a_part_is_there_already_loses_nothing(project: Project) -> None:
     project.core("03_blocks", '"""Doc."""\nfrom math import cos, sin\nA = cos, sin')
-    project.core("04_more", "from math import sin\nB = sin", "from math import cos, tan\nC = cos, tan")
+    project.core("04_more", "from math import cos\nB = cos", "from math import sin, tan\nC = sin, tan")
     assert project.text().startswith('"""Doc."""\n\nfrom math import cos, sin, tan\n\nA = ')
 
 

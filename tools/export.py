@@ -387,7 +387,7 @@ def tidy(modules: dict[str, Module]) -> dict[str, str]:
             path = Path(error["filename"]).relative_to(package).as_posix()
             cell = modules[path].cell_at(files[path], error["location"]["row"])
             raise ExportError(f"{cell}: {error['message']} in minivllm/{path}; import or define it in an export cell")
-        ruff(package, "check", "--select=I,F401", "--fix", "--config", 'lint.isort.known-first-party=["minivllm"]')
+        ruff(package, "check", "--select=I,F401", "--fix")
         ruff(package, "format")
         return {path: (package / path).read_text(encoding="utf-8") for path in files}
 
