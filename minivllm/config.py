@@ -17,9 +17,6 @@ def require(raw: dict, field: str) -> object:
     return raw[field]
 
 
-ROPE_KINDS = ("default", "linear", "llama3")
-
-
 @dataclass(frozen=True)
 class RopeConfig:
     """How positions become angles. Frozen, so that it is hashable.
@@ -53,16 +50,18 @@ class RopeConfig:
         return cls(theta=float(found.get("rope_theta", raw.get("rope_theta", cls.theta))), kind=kind, **known)
 
 
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shapes and switches of a decoder, under the names of the Hugging Face config.
+    """The sizes and switches of a decoder, under the names of the Hugging Face config.
 
     head_dim is a field of its own: num_attention_heads * head_dim may differ from hidden_size.
     qk_norm: RMSNorm on each query and key head; qkv_bias, o_bias: a bias on those projections.
     dtype: of the stored weights; eos_token_ids: every id that ends a text.
     """
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -71,6 +70,7 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int
+    architecture: str
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
@@ -83,15 +83,11 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: dict) -> "ModelConfig":
         """From the contents of a config.json. Raises ConfigError for a missing field or an unsupported feature."""
-        architecture = check_supported(raw)
-        bias = bool(raw.get("attention_bias", False))
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        config = cls(
+        refuse_unsupported(raw)
+        architecture, bias = read_architecture(raw), bool(raw.get("attention_bias", False))
+        return cls(
+            **read_sizes(raw),
             architecture=architecture,
-            **{name: require(raw, name) for name in sizes},
-            num_key_value_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            head_dim=read_head_dim(raw, architecture),
-            max_position_embeddings=require(raw, "max_position_embeddings"),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_dict(raw),
             tie_word_embeddings=raw.get("tie_word_embeddings", False),
@@ -101,25 +97,10 @@ class ModelConfig:
             dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
             eos_token_ids=read_eos_token_ids(raw),
         )
-        return config.check_heads()
-
-    def check_heads(self) -> "ModelConfig":
-        """Itself. Raises ConfigError where query heads do not share key/value heads evenly, or a head is odd."""
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim {self.head_dim} is odd: a rotation needs pairs")
-        return self
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "ModelConfig":
-        """From a model folder; generation_config.json, where it is there, has the last word on what ends a text.
-
-        Raises FileNotFoundError when there is no config.json, ConfigError when it cannot be read or run.
-        """
+        """From a model folder. Raises FileNotFoundError without a config.json, ConfigError when it cannot be run."""
         raw = read_json(Path(folder) / "config.json")
         generation = Path(folder) / "generation_config.json"
         ends = read_json(generation).get("eos_token_id") if generation.exists() else None
@@ -129,28 +110,47 @@ class ModelConfig:
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
 
 
-def check_supported(raw: dict) -> str:
-    """The architecture's name. Raises ConfigError for an unknown one, and for features that would change answers."""
+def read_architecture(raw: dict) -> str:
+    """The architecture's name. Raises ConfigError for one that is not in ARCHITECTURES."""
     architecture = (raw.get("architectures") or ["(none)"])[0]
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"architecture {architecture} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    return architecture
+
+
+def refuse_unsupported(raw: dict) -> None:
+    """Raises ConfigError for a feature that this decoder does not have and that would change the answers."""
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"hidden_act {raw['hidden_act']!r} is not supported; supported is 'silu'")
     if raw.get("quantization_config"):
         raise ConfigError("quantization_config is set: quantized weights are not supported; use the bf16 checkpoint")
     if raw.get("mlp_bias"):
         raise ConfigError("mlp_bias true is not supported: the feed-forward network has no bias here")
-    uses_window = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
-    if uses_window and raw.get("sliding_window"):
+    has_window = raw.get("use_sliding_window", read_architecture(raw) == "MistralForCausalLM")
+    if has_window and raw.get("sliding_window"):
         raise ConfigError(f"sliding_window {raw['sliding_window']} is not supported: attention sees all tokens here")
-    return architecture
 
 
-def read_head_dim(raw: dict, architecture: str) -> int:
+def read_head_dim(raw: dict) -> int:
     """The size of one head. Without a field of its own it is 128 for Qwen3, hidden size / heads for the others."""
     if raw.get("head_dim"):
         return raw["head_dim"]
-    return 128 if architecture == "Qwen3ForCausalLM" else require(raw, "hidden_size") // raw["num_attention_heads"]
+    if read_architecture(raw) == "Qwen3ForCausalLM":
+        return 128
+    return require(raw, "hidden_size") // require(raw, "num_attention_heads")
+
+
+def read_sizes(raw: dict) -> dict[str, int]:
+    """The eight sizes of a ModelConfig. Raises ConfigError where heads cannot share or a head cannot be rotated."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    sizes = {name: require(raw, name) for name in (*names, "max_position_embeddings")}
+    heads, kv_heads = sizes["num_attention_heads"], raw.get("num_key_value_heads") or sizes["num_attention_heads"]
+    if heads % kv_heads:
+        raise ConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    head_dim = read_head_dim(raw)
+    if head_dim % 2:
+        raise ConfigError(f"head_dim {head_dim} is odd: a rotation needs pairs")
+    return {**sizes, "num_key_value_heads": kv_heads, "head_dim": head_dim}
 
 
 def read_eos_token_ids(raw: dict) -> tuple[int, ...]:

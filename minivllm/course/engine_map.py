@@ -105,5 +105,5 @@ def _draw_legend(ax: Axes) -> None:
 
 def _describe(lit: tuple[str, ...], now: int) -> str:
     built = [name for name, part in PARTS.items() if part.chapter < now and name not in lit]
-    parts = f"Map of the engine, from the LLM class down to the KV cache and back through the sampler. Lit: {', '.join(lit) or 'nothing'}."
-    return f"{parts} Built before: {', '.join(built) or 'nothing'}."
+    whole = "Map of the engine, from the LLM class down to the KV cache and back through the sampler."
+    return f"{whole} Lit: {', '.join(lit) or 'nothing'}. Built before: {', '.join(built) or 'nothing'}."

@@ -1,6 +1,10 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 02_contiguous_kv_cache.ipynb by tools/export.py; edit there.
 """The attention of one layer: whose keys and values its queries meet."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor, nn
 
 from minivllm.kernels.reference import causal_attention
@@ -12,6 +16,9 @@ class Attn(nn.Module):
     num_heads query heads share num_kv_heads key/value heads of head_dim numbers.
     """
 
+    kv_cache: nn.Module | None = None  # a core.kv_cache.KVCache, while use_kv_cache lasts
+    layer_idx: int = 0
+
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.num_kv_heads = num_heads, head_dim, num_kv_heads
@@ -22,4 +29,34 @@ class Attn(nn.Module):
 
         Returns [num_tokens, num_heads, head_dim].
         """
+        if self.kv_cache is not None:
+            return self.forward_contiguous(q, k, v, positions)
         return causal_attention(q, k, v, positions, positions, self.scale)
+
+    def forward_contiguous(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """The same, also over the tokens that earlier calls put into the cache at lower positions."""
+        self.kv_cache.write(self.layer_idx, positions, k, v)
+        end = int(positions.max()) + 1
+        keys, values = self.kv_cache.read(self.layer_idx, end)
+        k_positions = torch.arange(end, device=positions.device)
+        return causal_attention(q, keys.to(q.device), values.to(q.device), positions, k_positions, self.scale)
+
+
+@contextmanager
+def use_kv_cache(model: nn.Module, kv_cache: nn.Module) -> Iterator[None]:
+    """Let the attention layers of a model keep keys and values in `kv_cache`, for as long as the `with` lasts.
+
+    Raises ValueError when the cache has another number of layers, or heads of another number or size, than the model.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Attn)]
+    needed = {(len(layers), attn.num_kv_heads, attn.head_dim) for attn in layers}
+    if needed != {found := (kv_cache.num_layers, kv_cache.num_kv_heads, kv_cache.head_dim)}:
+        raise ValueError(f"the cache has (layers, heads, head_dim) = {found}, the model needs {sorted(needed)}")
+    for layer_idx, attn in enumerate(layers):
+        # Past nn.Module's own bookkeeping: the cache is the caller's, no part of the model that .to() would convert.
+        vars(attn).update(kv_cache=kv_cache, layer_idx=layer_idx)
+    try:
+        yield
+    finally:
+        for attn in layers:
+            vars(attn).update(kv_cache=None)

@@ -4,6 +4,8 @@
 Tokens are a flat row [num_tokens], without a batch axis: who may look at whom is the attention's business alone.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -105,13 +107,18 @@ class Qwen3(nn.Module):
 
         Raises FileNotFoundError, ConfigError or WeightsError, each naming the file, field or tensor.
         """
-        config = ModelConfig.from_folder(folder)
-        standard = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)  # parameters are made in it at once; tables that ask for float32 keep that
-        try:
-            with torch.device(device):
-                model = cls(config)
-        finally:
-            torch.set_default_dtype(standard)
+        with default_dtype(dtype), torch.device(device):
+            model = cls(ModelConfig.from_folder(folder))
         load_weights(model, folder)
         return model.eval()
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters made inside the block get this dtype; tables that ask for float32 by name keep it."""
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(standard)
