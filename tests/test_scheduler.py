@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minivllm.config import ConfigError, SchedulerConfig
+from minivllm.config import ConfigError, SchedulerConfig, num_blocks_that_fit
 from minivllm.core.batch import Batch
 from minivllm.core.block_manager import BlockManager, UnknownSequenceError, cdiv
 from minivllm.core.scheduler import RequestError, Scheduler, SchedulerError
@@ -504,3 +504,21 @@ def test_config_refuses_limits_below_one(name: str) -> None:
 def test_config_refuses_a_budget_that_starves_decodes() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens=7 cannot give each of max_num_seqs=8"):
         SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=7)
+
+
+# --- how many blocks ---
+
+
+def test_blocks_fill_what_the_model_and_the_largest_step_leave() -> None:
+    sizes = dict(model_bytes=600, peak_bytes=100, block_bytes=32)
+    assert [num_blocks_that_fit(budget, **sizes) for budget in (732, 763, 764, 1000)] == [1, 1, 2, 9]
+
+
+@pytest.mark.parametrize("budget", [731, 700, 500], ids=lambda budget: f"vLLM#2248,#31418-{budget}")
+def test_no_memory_for_a_block_names_the_sizes_and_the_knobs(budget: int) -> None:
+    gib = 2**30
+    with pytest.raises(ConfigError) as error:
+        num_blocks_that_fit(budget * gib, model_bytes=600 * gib, peak_bytes=100 * gib, block_bytes=32 * gib)
+    for part in (f"{budget}.00 GiB", "600.00 GiB", "100.00 GiB", "32.0000 GiB", "gpu_memory_utilization"):
+        assert part in str(error.value)
+    assert "max_num_batched_tokens" in str(error.value)
