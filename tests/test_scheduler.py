@@ -510,7 +510,7 @@ def test_config_refuses_a_budget_that_starves_decodes() -> None:
 
 
 def test_blocks_fill_what_the_model_and_the_largest_step_leave() -> None:
-    sizes = dict(model_bytes=600, peak_bytes=100, block_bytes=32)
+    sizes = {"model_bytes": 600, "peak_bytes": 100, "block_bytes": 32}
     assert [num_blocks_that_fit(budget, **sizes) for budget in (732, 763, 764, 1000)] == [1, 1, 2, 9]
 
 
