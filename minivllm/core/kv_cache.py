@@ -1,8 +1,12 @@
-# Generated from notebooks/02_contiguous_kv_cache.ipynb by tools/export.py; edit there.
+# Generated from notebooks/02_contiguous_kv_cache.ipynb, 05_context.ipynb by tools/export.py; edit there.
 """Where keys and values are kept from step to step, so that no token is computed twice."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from minivllm.config import ModelConfig
 
 
 class KVCache(nn.Module):
@@ -25,9 +29,7 @@ class KVCache(nn.Module):
         super().__init__()
         shape = (num_layers, max_seq_len, num_kv_heads, head_dim)
         if min(shape) < 1:
-            raise ValueError(
-                f"a cache of (layers, positions, heads, head_dim) = {shape} holds nothing: each must be ≥ 1"
-            )
+            raise ValueError(f"a cache of (layers, positions, heads, head_dim) = {shape} is empty: all must be ≥ 1")
         self.num_layers, self.max_seq_len, self.num_kv_heads, self.head_dim = shape
         self.register_buffer("k_cache", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
         self.register_buffer("v_cache", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
@@ -47,9 +49,7 @@ class KVCache(nn.Module):
             raise ValueError(f"positions have shape {list(rows.shape)}: pass one int, or [num_tokens]")
         rows = rows.reshape(-1).long()
         if len(outside := rows[(rows < 0) | (rows >= self.max_seq_len)]):
-            raise IndexError(
-                f"position {outside[0]} is outside this cache: it has room for 0 to {self.max_seq_len - 1}"
-            )
+            raise IndexError(f"position {outside[0]} is outside this cache: it has rows 0 to {self.max_seq_len - 1}")
         return rows
 
     @torch.no_grad()
@@ -87,3 +87,59 @@ class KVCache(nn.Module):
 def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """What one token's keys and values take in the cache, all layers together, in bytes."""
     return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+
+
+class PagedKVCache:
+    """K and V of all layers, cut into blocks that any sequence may own.
+
+    k_cache, v_cache: [num_layers, num_blocks, block_size, num_kv_heads, head_dim], zeroed: a value that was never
+    written must not be NaN, for 0 × NaN is NaN. Raises ValueError for a size below one.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        if min(shape) < 1:
+            raise ValueError(f"a paged cache needs every size to be at least 1, got {shape}")
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.k_cache = torch.zeros(shape, device=device, dtype=dtype)
+        self.v_cache = torch.zeros(shape, device=device, dtype=dtype)
+
+    @classmethod
+    def for_model(
+        cls,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> "PagedKVCache":
+        """A cache with the layers, heads and head size of a model."""
+        heads, size = config.num_key_value_heads, config.head_dim
+        return cls(config.num_hidden_layers, num_blocks, block_size, heads, size, device=device, dtype=dtype)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block takes, K and V, over all layers."""
+        return 2 * self.k_cache[:, 0].numel() * self.k_cache.element_size()
+
+    def layer_cache(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, as views [num_blocks, block_size, num_kv_heads, head_dim]."""
+        return self.k_cache[layer_idx], self.v_cache[layer_idx]
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each, in all layers; every source is read before any is written."""
+        if pairs := list(copies):
+            sources, destinations = torch.tensor(pairs, device=self.k_cache.device).T
+            for cache in (self.k_cache, self.v_cache):
+                cache[:, destinations] = cache[:, sources]

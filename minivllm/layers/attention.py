@@ -1,4 +1,5 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb, 02_contiguous_kv_cache.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 02_contiguous_kv_cache.ipynb, 05_context.ipynb by
+# tools/export.py; edit there.
 """The attention of one layer: whose keys and values its queries meet."""
 
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.kernels.reference import causal_attention
+from minivllm.utils.context import Context, get_context
 
 
 class Attn(nn.Module):
@@ -27,8 +29,12 @@ class Attn(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; positions [num_tokens].
 
-        Returns [num_tokens, num_heads, head_dim].
+        Inside a `forward_context` the pages are written and read, else an attached contiguous cache, else nothing but
+        the tokens themselves. Returns [num_tokens, num_heads, head_dim].
         """
+        context = get_context()
+        if context is not None:
+            return self.forward_paged(q, k, v, context)
         if self.kv_cache is not None:
             return self.forward_contiguous(q, k, v, positions)
         return causal_attention(q, k, v, positions, positions, self.scale)
@@ -40,6 +46,16 @@ class Attn(nn.Module):
         keys, values = self.kv_cache.read(self.layer_idx, end)
         k_positions = torch.arange(end, device=positions.device)
         return causal_attention(q, keys.to(q.device), values.to(q.device), positions, k_positions, self.scale)
+
+    def forward_paged(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Store the new K and V by slot, then attend over the pages; the sequences of the step are told apart there."""
+        backend = context.backend
+        k_cache, v_cache = context.kv_cache.layer_cache(self.layer_idx)
+        backend.store_kv(k, v, k_cache, v_cache, context.slot_mapping)
+        pages = (k_cache, v_cache, context.block_tables, context.context_lens)
+        if context.max_seqlen_q == 1:
+            return backend.paged_decode(q, *pages, self.scale)
+        return backend.paged_prefill(q, *pages, context.cu_seqlens_q, self.scale, max_seqlen_q=context.max_seqlen_q)
 
 
 @contextmanager
@@ -60,3 +76,10 @@ def use_kv_cache(model: nn.Module, kv_cache: nn.Module) -> Iterator[None]:
     finally:
         for attn in layers:
             vars(attn).update(kv_cache=None)
+
+
+def number_layers(model: nn.Module) -> None:
+    """Tell each attention of a model which layer it is, in the order in which they run."""
+    attentions = (module for module in model.modules() if isinstance(module, Attn))
+    for layer_idx, attention in enumerate(attentions):
+        attention.layer_idx = layer_idx
