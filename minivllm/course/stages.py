@@ -59,6 +59,10 @@ def audit_after(chapter: str) -> None:
     print(f"  {'':{width}}  {'inherited':>16}  {'after ' + chapter:>16}")
     for old, earlier, row in zip(rows_of_inherited(), before, now, strict=True):
         mark = "→" if earlier.value != row.value else " "
-        print(f"{mark} {row.question:{width}}  {old.value!s:>16}  {row.value!s:>16}")
+        print(f"{mark} {row.question:{width}}  {_say(old.value):>16}  {_say(row.value):>16}")
     missing = [row.key.replace("_", " ") for row in now if row.blocker]
     print(f"\n{len(missing)} blockers" + (f": {', '.join(missing)}" if missing else ": 已实现 paged attention"))
+
+
+def _say(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
