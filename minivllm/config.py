@@ -1,4 +1,4 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 08_scheduler.ipynb by tools/export.py; edit there.
 """What a model folder's config.json says: read once, checked once, named once."""
 
 import json
@@ -167,3 +167,41 @@ def read_json(path: Path) -> dict:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits that every step keeps.
+
+    Raises ConfigError for a limit below 1, and for a budget that cannot give each running sequence a token.
+    """
+
+    max_num_seqs: int = 256  # sequences that run at the same time
+    max_num_batched_tokens: int = 2048  # tokens that one step computes: its budget
+    max_model_len: int = 4096  # tokens of one sequence, prompt and answer together
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} cannot give each of max_num_seqs="
+                f"{self.max_num_seqs} running sequences one token per step: raise the first or lower the second"
+            )
+
+
+def num_blocks_that_fit(budget_bytes: int, *, model_bytes: int, peak_bytes: int, block_bytes: int) -> int:
+    """Blocks of the KV cache in the memory that the engine may use, next to the weights and a step's activations.
+
+    Raises ConfigError, naming the sizes and what to change, when there is no room for a single block.
+    """
+    num_blocks = (budget_bytes - model_bytes - peak_bytes) // block_bytes
+    if num_blocks < 1:
+        budget, model, peak, block = (n / 2**30 for n in (budget_bytes, model_bytes, peak_bytes, block_bytes))
+        raise ConfigError(
+            f"no memory is left for the KV cache: the engine may use {budget:.2f} GiB, the model takes {model:.2f} "
+            f"GiB, the largest step {peak:.2f} GiB, and one block {block:.4f} GiB. Raise gpu_memory_utilization, lower "
+            "max_num_batched_tokens (it sets the largest step), or take a smaller model."
+        )
+    return num_blocks
