@@ -1,3 +1,4 @@
+# Generated from notebooks/05_context.ipynb by tools/export.py; edit there.
 """What one step of the engine computes: which sequences, how many tokens of each, and what to copy first."""
 
 from array import array

@@ -61,7 +61,8 @@ def audit_after(chapter: str) -> None:
         mark = "→" if earlier.value != row.value else " "
         print(f"{mark} {row.question:{width}}  {_say(old.value):>16}  {_say(row.value):>16}")
     missing = [row.key.replace("_", " ") for row in now if row.blocker]
-    print(f"\n{len(missing)} blockers" + (f": {', '.join(missing)}" if missing else ": 已实现 paged attention"))
+    noun = "blocker" if len(missing) == 1 else "blockers"
+    print(f"\n{len(missing)} {noun}" + (f": {', '.join(missing)}" if missing else ": 已实现 paged attention"))
 
 
 def _say(value: object) -> str:

@@ -1,4 +1,4 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 05_context.ipynb by tools/export.py; edit there.
 """Attention in plain PyTorch: what every kernel must equal. The readable twin is layers/numpy/attention.py."""
 
 import torch
@@ -17,3 +17,88 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, q_positions: Tensor, k_pos
     hidden = k_positions[None, :] > q_positions[:, None]  # [num_queries, num_keys]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return torch.einsum("hgqk,khd->qhgd", weights, v.to(wide)).reshape(q.shape).to(q.dtype)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token's K and V into its slot of the caches, in place. A negative slot means: write nowhere.
+
+    k, v [num_tokens, num_kv_heads, head_dim]; caches [num_blocks, block_size, num_kv_heads, head_dim];
+    slot_mapping int64 [num_tokens], slot = block * block_size + place in the block.
+    """
+    keep = slot_mapping >= 0
+    slots = slot_mapping[keep]
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        cache.view(-1, *cache.shape[2:])[slots] = new[keep].to(cache.dtype)
+
+
+def gather_pages(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
+    """The first `num_tokens` tokens of one sequence, in order: [num_tokens, num_kv_heads, head_dim], a copy.
+
+    cache [num_blocks, block_size, num_kv_heads, head_dim]; block_table [at least ⌈num_tokens / block_size⌉].
+    """
+    block_size = cache.shape[1]
+    positions = torch.arange(num_tokens, device=cache.device)
+    return cache[block_table[positions // block_size].long(), positions % block_size]
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float,
+    *,
+    max_seqlen_q: int | None = None,
+) -> Tensor:
+    """Causal attention of every sequence's new tokens over its pages, into which their own K and V are written already.
+
+    q [num_tokens, num_heads, head_dim]: sequence s owns rows cu_seqlens_q[s] to cu_seqlens_q[s + 1], which are the last
+    of its context_lens[s] tokens. k_cache, v_cache [num_blocks, block_size, num_kv_heads, head_dim]; block_tables
+    int32 [num_seqs, max_blocks]; context_lens int32 [num_seqs]; cu_seqlens_q int32 [num_seqs + 1].
+    Returns [num_tokens, num_heads, head_dim]. max_seqlen_q is for kernels, whose launch needs it; this loop does not.
+    """
+    out = torch.zeros_like(q)
+    bounds = cu_seqlens_q.tolist()
+    for s, context_len in enumerate(context_lens.tolist()):
+        rows = slice(bounds[s], bounds[s + 1])
+        if rows.start == rows.stop:
+            continue
+        k = gather_pages(k_cache, block_tables[s], context_len)
+        v = gather_pages(v_cache, block_tables[s], context_len)
+        positions = torch.arange(context_len, device=q.device)
+        own = positions[context_len - (rows.stop - rows.start) :]
+        out[rows] = causal_attention(q[rows], k, v, own, positions, scale)
+    return out
+
+
+def gather_padded(cache: Tensor, block_tables: Tensor, positions: Tensor, context_lens: Tensor) -> Tensor:
+    """The tokens at `positions` [num_seqs, width] of each sequence: [num_seqs, width, num_kv_heads, head_dim], a copy.
+
+    Rows with a context of 0 have no table: they read block 0, whatever their cells say.
+    """
+    block_size = cache.shape[1]
+    blocks = block_tables.gather(1, positions // block_size).long() * (context_lens[:, None] > 0)
+    return cache[blocks, positions % block_size]
+
+
+def paged_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float
+) -> Tensor:
+    """Attention of one query token per sequence, its newest, over its pages; all sequences at once.
+
+    q [num_seqs, num_heads, head_dim]; caches, block_tables and context_lens as in `paged_prefill`.
+    Returns [num_seqs, num_heads, head_dim]; a context of 0 (a padded row) gives zeros.
+    """
+    num_kv_heads, wide = k_cache.shape[2], torch.promote_types(q.dtype, torch.float32)
+    positions = torch.arange(max(1, int(context_lens.max())), device=q.device)
+    beyond = positions >= context_lens[:, None]  # [num_seqs, max_context]
+    inside = positions.minimum(context_lens[:, None].long() - 1).clamp(min=0)
+    k = gather_padded(k_cache, block_tables, inside, context_lens).to(wide)
+    v = gather_padded(v_cache, block_tables, inside, context_lens).to(wide)
+    grouped = q.to(wide).view(len(q), num_kv_heads, -1, q.shape[2])  # [num_seqs, num_kv_heads, group, head_dim]
+    scores = torch.einsum("shgd,skhd->shgk", grouped, k) * scale
+    weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(dim=-1)
+    attended = torch.einsum("shgk,skhd->shgd", weights, v).reshape(q.shape).to(q.dtype)
+    return attended.masked_fill((context_lens == 0)[:, None, None], 0.0)
