@@ -62,11 +62,11 @@ def run_on_earlier_chapters(path: Path, stage: Path) -> dict[tuple[str, str], tu
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute(env=environment)
     verdicts = {}
     for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            for line in output.get("text", "").splitlines():
-                if line.startswith("@@ "):
-                    number, kind, outcome, reason = json.loads(line[3:])
-                    verdicts[number, kind] = outcome, reason
+        printed = "".join(output.get("text", "") for output in cell.get("outputs", []))  # may come in pieces
+        for line in printed.splitlines():
+            if line.startswith("@@ "):
+                number, kind, outcome, reason = json.loads(line[3:])
+                verdicts[number, kind] = outcome, reason
     return verdicts
 
 

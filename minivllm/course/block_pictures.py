@@ -1,6 +1,8 @@
 """The pictures of chapters 03 and 04: slots, blocks, tables, and who holds what."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -10,7 +12,10 @@ from matplotlib.patches import Patch
 from minivllm.course.drawing import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, SKY, arrow, blank_axes, box
 
 LIGHT = {"A": SKY, "B": ORANGE, "C": "#66C2A5", "D": PINK}  # one face per sequence, dark text readable on each
+SHARED = "#D9D9D9"
 CELL = 0.25  # inches
+
+HashFunction = Callable[[int, tuple[int, ...]], int]
 
 
 def draw_block(
@@ -48,21 +53,26 @@ def draw_tables(
     """Sequences as they see themselves (above) and where their blocks are (below), joined by their block tables."""
     width = block_size * CELL
     pitch = max(width + 0.1, 8.4 / num_blocks)
-    fig, ax = blank_axes(0.5 + num_blocks * pitch, 1.15 + 0.55 * len(tables))
+    fig, ax = blank_axes(0.5 + num_blocks * pitch, 1.2 + 0.55 * len(tables))
     bottom = 0.5 + 0.55 * len(tables)
+    holders = Counter(block for table in tables.values() for block in table)
     for block in range(num_blocks):
         draw_block(ax, 0.3 + block * pitch, bottom, [], block_size)
+        slots = f"slots {block * block_size} to {(block + 1) * block_size - 1}"
         ax.text(0.3 + block * pitch, bottom + 0.4, f"block {block}", fontsize=9, va="center")
+        ax.text(0.3 + block * pitch, bottom + 0.58, slots, fontsize=8, va="center", color="#666666")
     for row, (name, table) in enumerate(tables.items()):
         y = 0.15 + 0.55 * row
         ax.text(0.15, y + 0.13, name, weight="bold", va="center", ha="center")
+        spare = (num_blocks - 1) * pitch + width - len(table) * (width + 0.12)
+        start = 0.3 + spare * row / max(1, len(tables) - 1)
         for i, block in enumerate(table):
             tokens = range(i * block_size, min((i + 1) * block_size, num_tokens[name]))
-            left, below = 0.3 + (i + row * 2.5) * (width + 0.12), 0.3 + block * pitch
-            draw_block(ax, left, y, tokens, block_size, face=LIGHT[name])
-            draw_block(ax, below, bottom, tokens, block_size, face=LIGHT[name])
-            start, end = (left + width / 2, y + CELL), (below + width / 2, bottom)
-            ax.plot(*zip(start, end, strict=True), color=LIGHT[name], lw=1.6, zorder=0)
+            left, below = start + i * (width + 0.12), 0.3 + block * pitch
+            face = SHARED if holders[block] > 1 else LIGHT[name]
+            draw_block(ax, left, y, tokens, block_size, face=face)
+            draw_block(ax, below, bottom, tokens, block_size, face=face)
+            ax.plot([left + width / 2, below + width / 2], [y + CELL, bottom], color=LIGHT[name], lw=1.6, zorder=0)
     return fig
 
 
@@ -95,4 +105,51 @@ def draw_shares(rows: dict[str, Sequence[float]], paper: dict[str, float]) -> Fi
     handles = [Patch(facecolor=face, edgecolor=GREY, hatch=hatch, label=label) for label, face, hatch in kinds]
     handles += ax.plot([], [], color=INK, lw=2.5, label="tokens, in the paper")
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3, fontsize=9)
+    return fig
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a pool: the tables, and the tokens in each block; `copied` draws an arrow from block to block."""
+
+    title: str
+    tables: dict[str, list[int]]
+    blocks: list[list[str]]
+    copied: tuple[int, int] | None = None
+
+
+def draw_frames(frames: Sequence[Frame], block_size: int) -> Figure:
+    """Frames below each other: title and tables on the left, the blocks with their reference counts on the right."""
+    fig, ax = blank_axes(8.8, 1.05 * len(frames) + 0.1)
+    for row, frame in enumerate(frames):
+        y, holders = 0.3 + 1.05 * row, [block for table in frame.tables.values() for block in table]
+        ax.text(0.1, y + 0.05, frame.title, fontsize=9.5, weight="bold", va="center")
+        tables = "      ".join(f"{name}: {', '.join(map(str, table))}" for name, table in frame.tables.items())
+        ax.text(0.33, y + 0.45, f"tables   {tables}", fontsize=10, va="center")
+        for block, tokens in enumerate(frame.blocks):
+            owner = [name for name, table in frame.tables.items() if block in table]
+            face = SHARED if len(owner) > 1 else LIGHT[owner[0]] if owner else PALE
+            x = 3.5 + block * 1.35
+            draw_block(ax, x, y, tokens, block_size, face=face)
+            ax.text(x, y + 0.42, f"block {block}: count {holders.count(block)}", fontsize=9, va="center")
+        if frame.copied:
+            source, target = (3.5 + block * 1.35 + block_size * CELL / 2 for block in frame.copied)
+            style = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=-0.35", "lw": 1.5}
+            ax.annotate("", xy=(target, y - 0.02), xytext=(source, y - 0.02), arrowprops=style)
+    return fig
+
+
+def draw_chains(rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]], hash_block: HashFunction) -> Figure:
+    """Requests as chains of full blocks: from the hash of one block and the tokens of the next comes the next hash."""
+    fig, ax = blank_axes(8.8, 0.75 * len(rows) + 0.1)
+    for row, (title, blocks) in enumerate(rows):
+        y, name = 0.3 + 0.75 * row, 0
+        ax.text(0.1, y + 0.13, title, weight="bold", va="center", fontsize=10)
+        for i, tokens in enumerate(blocks):
+            x, name = 1.9 + i * 3.1, hash_block(name, tokens)
+            draw_block(ax, x, y, tokens, len(tokens), face=SKY if i == 0 else ORANGE, size=9)
+            arrow(ax, (x + len(tokens) * CELL, y + 0.13), (x + 1.45, y + 0.13))
+            ax.text(x + 1.5, y + 0.13, f"…{name % 1000:03d}", va="center", fontsize=11, family="monospace")
+            if i + 1 < len(blocks):
+                arrow(ax, (x + 2.1, y + 0.13), (x + 3.1, y + 0.13))
     return fig

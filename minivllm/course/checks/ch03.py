@@ -8,9 +8,15 @@ from minivllm.course.exercises import Case, exercise
 
 @exercise("3.1")
 def one_more_token(slot_for_b: int, blocks_of_b: int, blocks_of_a: int) -> Iterator[Case]:
-    yield slot_for_b not in (5, 9), "(a) that is a place in the pool's first blocks: look up B's second block in its table"
+    yield (
+        slot_for_b not in (5, 9),
+        "(a) that is a place in the pool's first blocks: look up B's second block in its table",
+    )
     yield slot_for_b != 24, "(a) tokens are counted from 0: B has the tokens 0 to 4, and slot 24 holds number 4"
-    yield slot_for_b == 25, "(a) the first slot of the block is its number in the pool times 4; then add the place in it"
+    yield (
+        slot_for_b == 25,
+        "(a) the first slot of the block is its number in the pool times 4; then add the place in it",
+    )
     yield blocks_of_b == 2, "(b) B's second block has room for three more tokens"
     yield blocks_of_a == 4, "(c) A's 12 tokens fill its three blocks to the last slot: where does the 13th go?"
 
@@ -21,7 +27,9 @@ def blocks_to_take(new_blocks: Callable[[int, int, int], int]) -> Iterator[Case]
         before = {position // block_size for position in range(num_tokens)}
         after = {position // block_size for position in range(num_tokens + num_new)}
         expected, got = len(after - before), new_blocks(num_tokens, num_new, block_size)
-        reason = f"blocks of {block_size}, {num_tokens} tokens and {num_new} more: you take {got}, {expected} are needed"
+        reason = (
+            f"blocks of {block_size}, {num_tokens} tokens and {num_new} more: you take {got}, {expected} are needed"
+        )
         yield got == expected, reason
 
 
@@ -59,7 +67,10 @@ class _WatchedPool(CarelessPool):
 def a_shared_block(break_it: Callable[[CarelessPool], object]) -> Iterator[Case]:
     pool = _WatchedPool(8)
     break_it(pool)
-    yield pool.alive == {name: pool.tables[name] for name in pool.alive}, "use the methods, do not change the attributes"
+    yield (
+        pool.alive == {name: pool.tables[name] for name in pool.alive},
+        "use the methods, do not change the attributes",
+    )
     yield len(pool.alive) > 1, f"two requests must be alive at the end; alive are: {', '.join(pool.alive) or 'none'}"
     held = [block for table in pool.alive.values() for block in table]
     shown = ", ".join(f"{name}: {table}" for name, table in pool.alive.items())
