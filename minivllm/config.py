@@ -40,17 +40,23 @@ class RopeConfig:
         Raises ConfigError for a kind of scaling that is not in ROPE_KINDS, and for rotating a part of the head only.
         """
         found = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-        kind = found.get("rope_type", found.get("type", "default"))
+        kind = found.get("rope_type") or found.get("type") or "default"
         if kind not in ROPE_KINDS:
             raise ConfigError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
+        scaling = {name: require(found, name) for name in ROPE_KINDS[kind]}
         part = found.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
         if part != 1.0:
             raise ConfigError(f"partial_rotary_factor {part} is not supported: the whole head is rotated")
-        known = {name: found[name] for name in cls.__dataclass_fields__ if name in found}
-        return cls(theta=float(found.get("rope_theta", raw.get("rope_theta", cls.theta))), kind=kind, **known)
+        theta = found.get("rope_theta") or raw.get("rope_theta") or cls.theta
+        return cls(theta=float(theta), kind=kind, **scaling)
 
 
-ROPE_KINDS = ("default", "linear", "llama3")
+# The kinds of scaling that we know, and what each of them must say.
+ROPE_KINDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ def refuse_unsupported(raw: dict) -> None:
 
 def read_head_dim(raw: dict) -> int:
     """The size of one head. Without a field of its own it is 128 for Qwen3, hidden size / heads for the others."""
-    if raw.get("head_dim"):
+    if raw.get("head_dim") is not None:
         return raw["head_dim"]
     if read_architecture(raw) == "Qwen3ForCausalLM":
         return 128
@@ -144,13 +150,16 @@ def read_sizes(raw: dict) -> dict[str, int]:
     """The eight sizes of a ModelConfig. Raises ConfigError where heads cannot share or a head cannot be rotated."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     sizes = {name: require(raw, name) for name in (*names, "max_position_embeddings")}
-    heads, kv_heads = sizes["num_attention_heads"], raw.get("num_key_value_heads") or sizes["num_attention_heads"]
-    if heads % kv_heads:
+    heads, kv_heads = sizes["num_attention_heads"], raw.get("num_key_value_heads")
+    sizes |= {"num_key_value_heads": heads if kv_heads is None else kv_heads, "head_dim": read_head_dim(raw)}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"{name} is {size!r}: a size must be a positive integer")
+    if heads % sizes["num_key_value_heads"]:
         raise ConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    head_dim = read_head_dim(raw)
-    if head_dim % 2:
-        raise ConfigError(f"head_dim {head_dim} is odd: a rotation needs pairs")
-    return {**sizes, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    if sizes["head_dim"] % 2:
+        raise ConfigError(f"head_dim {sizes['head_dim']} is odd: a rotation needs pairs")
+    return sizes
 
 
 def read_eos_token_ids(raw: dict) -> tuple[int, ...]:
@@ -164,9 +173,12 @@ def read_json(path: Path) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: a model folder has a config.json and *.safetensors files")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not JSON, or not even UTF-8
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not a table of fields, but a {type(found).__name__}")
+    return found
 
 
 @dataclass(frozen=True)

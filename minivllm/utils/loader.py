@@ -24,7 +24,10 @@ def weight_files(folder: Path) -> list[Path]:
         if not (folder / "model.safetensors").exists():
             raise WeightsError(f"no weights in {folder}: model.safetensors (or its .index.json) is missing")
         return [folder / "model.safetensors"]
-    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index} has no weight_map that can be read: download it again") from error
     if missing := [name for name in names if not (folder / name).exists()]:
         raise WeightsError(f"{index.name} names {missing[0]}, which is not in {folder}: download it again")
     return [folder / name for name in names]
@@ -59,6 +62,8 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     filled: set[int] = set()
     for path in weight_files(Path(folder)):
         for name, tensor in read_weights(path):
+            if name.endswith(".rotary_emb.inv_freq"):
+                continue  # older folders store what the config says too
             if name not in targets:
                 raise WeightsError(f"{path.name} has {name}, for which this architecture has no place")
             copy_weight(targets[name], tensor, name, path)
