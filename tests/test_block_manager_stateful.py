@@ -123,13 +123,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.step()
 
     @precondition(lambda self: self.idle())
-    @rule(pick=NUMBERS, token=st.integers(0, 3))
-    def fork(self, pick: int, token: int) -> None:
+    @rule(pick=NUMBERS, token=st.integers(0, 3), step_back=st.booleans())
+    def fork(self, pick: int, token: int, step_back: bool) -> None:
         parent = self.idle()[pick % len(self.idle())]
         child = self.new_sequence(parent.token_ids[: parent.num_computed_tokens] + [token])
         child.num_computed_tokens = parent.num_computed_tokens
         self.manager.fork(parent, child)
         self.live[child.seq_id] = child
+        if step_back and child.num_computed_tokens:  # to sample a token of its own, it computes the last one again
+            child.num_computed_tokens -= 1
 
     @precondition(lambda self: self.live)
     @rule(pick=NUMBERS)

@@ -319,6 +319,19 @@ def test_at_a_block_border_nothing_is_copied() -> None:
     assert story.table(child) == [0, 1, 2]
 
 
+def test_a_findable_block_is_never_written_to() -> None:
+    """A fork computes the prompt's last token again, when everybody else who held that block has left."""
+    story = Story()
+    parent = story.run([*A, *C])
+    child = fork(story, parent, 9)
+    child.num_computed_tokens -= 1
+    story.finish(parent)
+    assert story.manager.append(child, 9) == [(1, 2)]
+    assert story.table(child) == [0, 2, 3]
+    story.compute(child)
+    assert story.hits([*A, *C, 0]) == 2 * B
+
+
 def test_the_copy_needs_a_free_block_of_its_own() -> None:
     story = Story(num_blocks=2)
     child = fork(story, story.run([*A, 5, 6]), 7)

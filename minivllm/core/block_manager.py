@@ -204,9 +204,9 @@ class BlockManager:
         self._prefixes[child.seq_id] = list(self._prefixes[parent.seq_id])
 
     def _shared_ahead(self, seq: Sequence, table: array[int]) -> list[int]:
-        """Which entries of the table lead to blocks that `seq` will write to, and that another sequence holds too."""
-        first = seq.num_computed_tokens // self.block_size
-        return [i for i in range(first, len(table)) if self._ref_counts[table[i]] > 1]
+        """Entries of the table whose blocks `seq` will write to, but shares: with another table, or with the cache."""
+        ahead = range(seq.num_computed_tokens // self.block_size, len(table))
+        return [i for i in ahead if self._ref_counts[table[i]] > 1 or self._entries[table[i]] is not None]
 
     def _block_tokens(self, seq: Sequence, i: int) -> tuple[int, ...]:
         return tuple(seq.token_ids[i * self.block_size : (i + 1) * self.block_size])

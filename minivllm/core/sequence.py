@@ -10,8 +10,7 @@ class Sequence:
     """A prompt that grows token by token.
 
     `num_tokens` counts the tokens that exist, `num_computed_tokens` those whose K and V are in the cache. The newest
-    token is one ahead: it has been sampled, and its K and V come with the next step. While a sequence holds blocks,
-    `num_computed_tokens` only grows.
+    token is one ahead: it has been sampled, and its K and V come with the next step.
 
     Raises ValueError for an empty prompt: there would be no position to predict from.
     """
