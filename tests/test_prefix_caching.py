@@ -1,8 +1,10 @@
 """Sharing: who may find a block, who may write it, and which one goes first. Ids name the report a case comes from."""
 
+import ast
 import random
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -441,12 +443,19 @@ def test_hit_or_miss_each_sequence_reads_its_own_tokens(shared: int) -> None:
     assert story.manager.stats.hit_tokens >= 49 * (shared // B * B)
 
 
-def test_there_are_no_prompt_logprobs_that_a_hit_could_cut_short() -> None:
-    """vLLM skips the cache for requests that ask for prompt logprobs: a hit computes no logits for the tokens it skips.
+@pytest.mark.parametrize("source", ["minivllm"], ids=["vllm kv_cache_manager.py: prompt_logprobs skip the cache"])
+def test_there_are_no_prompt_logprobs_that_a_hit_could_cut_short(source: str) -> None:
+    """A hit computes no logits for the tokens that it skips, so an engine with prompt logprobs has to skip the cache.
 
-    Nothing here can ask for them: the block manager is the same for every request. A test beside SamplingParams holds
-    that no such parameter exists.
+    Nobody can ask for them here: no module has a parameter or a field of that name.
     """
-    story = Story()
-    first, second = story.run([*A, *C, 0]), story.admit([*A, *C, 0])
-    assert second.num_tokens - second.num_computed_tokens == 1 < first.num_tokens
+    package = Path(block_manager.__file__).parents[1]
+    modules = [path for path in package.rglob("*.py") if path.parent.name not in ("course", "checks")]
+    assert package.name == source and len(modules) > 3
+    for path in modules:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        names |= {
+            node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and hasattr(node.target, "id")
+        }
+        assert "prompt_logprobs" not in names, path
