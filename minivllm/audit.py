@@ -54,6 +54,8 @@ class AuditError(ValueError):
 
 @dataclass(frozen=True)
 class Module:
+    """One parsed file of the audited package."""
+
     file: str  # with / on every system: "minivllm/core/kv_cache.py"
     text: str
     prose: str  # comments and docstrings
@@ -63,6 +65,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Row:
+    """One question of the audit with its answer."""
+
     key: str
     question: str
     value: bool | int
@@ -83,10 +87,11 @@ def find_package(path: Path) -> Path:
 def is_engine(file: Path) -> bool:
     """Tests call what they please, and a tool that looks for words contains them: neither is the engine."""
     hidden = any(part in SKIPPED_FOLDERS or part.startswith(".") for part in file.parts)
-    return not (hidden or file == Path("audit.py") or file.name.startswith(("test_", "conftest")))
+    return not (hidden or file.name in ("audit.py", "audit_trace.py") or file.name.startswith(("test_", "conftest")))
 
 
 def read_modules(path: Path) -> list[Module]:
+    """Every engine file of the package, parsed, in the order of their names."""
     package = find_package(path)
     files = sorted(file.relative_to(package) for file in package.rglob("*.py"))
     modules = [read_module(package, file) for file in files if is_engine(file)]
@@ -108,6 +113,7 @@ def read_module(package: Path, file: Path) -> Module:
 
 
 def prose_of(text: str, tree: ast.Module) -> str:
+    """Comments and docstrings of a file: words that do nothing."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
     constants = [node.value.value for node in find(tree, ast.Expr) if isinstance(node.value, ast.Constant)]
@@ -132,10 +138,12 @@ def imports_of(tree: ast.Module, file: str) -> dict[str, str]:
 
 
 def find(root: ast.AST, *kind: type[Node]) -> Iterator[Node]:
+    """All nodes of these kinds under `root`."""
     return (node for node in ast.walk(root) if isinstance(node, kind))
 
 
 def names_in(root: ast.AST) -> set[str]:
+    """Every name and attribute that occurs under `root`."""
     return {node.id for node in find(root, ast.Name)}
 
 
@@ -159,6 +167,7 @@ def our_callee(call: ast.Call, module: Module) -> str:
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:
+    """Names of all parameters of a function."""
     return [arg.arg for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
 
 
@@ -184,6 +193,7 @@ def flow(root: ast.AST, seeds: set[str]) -> set[str]:
 
 
 def methods_of(cls: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    """The methods of a class, by name."""
     return {node.name: node for node in cls.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -227,6 +237,7 @@ def is_scheduler(cls: ast.ClassDef) -> bool:
 
 
 def jit_functions(modules: list[Module]) -> dict[str, tuple[Module, ast.FunctionDef]]:
+    """Functions compiled by Triton, with the module that holds each."""
     return {
         function.name: (module, function)
         for module in modules
@@ -236,6 +247,7 @@ def jit_functions(modules: list[Module]) -> dict[str, tuple[Module, ast.Function
 
 
 def is_jit(decorator: ast.expr, module: Module) -> bool:
+    """Whether a decorator is triton.jit, under whatever name it was imported."""
     return origin(decorator.func if isinstance(decorator, ast.Call) else decorator, module) == "triton.jit"
 
 
@@ -270,6 +282,7 @@ def launched(modules: list[Module], kernels: dict[str, tuple[Module, ast.Functio
 
 
 def paged_kernels(modules: list[Module]) -> list[str]:
+    """Names of the kernels that are launched and load through a block table."""
     kernels = jit_functions(modules)
     loaders = {name for name, (_, function) in kernels.items() if any(loads_in(function, set()))}
     return [
@@ -283,6 +296,7 @@ def paged_kernels(modules: list[Module]) -> list[str]:
 
 
 def cache_classes(modules: list[Module]) -> list[tuple[Module, ast.ClassDef]]:
+    """Classes whose name ends in KVCache."""
     found = [(module, cls) for module in modules for cls in find(module.tree, ast.ClassDef)]
     return [(module, cls) for module, cls in found if cls.name.endswith("KVCache")]
 
@@ -304,6 +318,7 @@ def indexes_cache_by(word: str, modules: list[Module]) -> bool:
 
 
 def cache_analysis(modules: list[Module]) -> Report:
+    """What the cache's buffers look like: in one piece, or cut into blocks."""
     methods = [method for _, cls in cache_classes(modules) for method in methods_of(cls).values()]
     shapes = list(dict.fromkeys(shape for method in methods for shape in buffer_shapes(method)))
     paged = [shape for shape in shapes if "block" in shape]
@@ -331,12 +346,14 @@ def cache_references(modules: list[Module]) -> Report:
 
 
 def count_references(module: Module, names: set[str], methods: set[str]) -> int:
+    """How often a module uses these names, or these methods on something called a cache."""
     named = [node for node in ast.walk(module.tree) if last_name(node) in names]
     called = [node for node in find(module.tree, ast.Attribute) if node.attr in methods]
     return len(named) + sum(CACHE.search(last_name(node.value)) is not None for node in called)
 
 
 def context_fields(modules: list[Module]) -> set[str]:
+    """Fields that the classes named Context define."""
     classes = [cls for module in modules for cls in find(module.tree, ast.ClassDef) if cls.name == "Context"]
     return {last_name(node.target) for cls in classes for node in cls.body if isinstance(node, ast.AnnAssign)}
 
@@ -364,6 +381,7 @@ def field_use(field: str, modules: list[Module]) -> dict[str, list[str]]:
 
 
 def context_analysis(modules: list[Module]) -> Report:
+    """Which fields the Context has, and whether anything fills and reads them."""
     use = {field: field_use(field, modules) for field in FIELDS}
     exists = {f"{field}_field": field in context_fields(modules) for field in FIELDS}
     return exists | {"is_field_used": all(u["assigned_in"] and u["read_in"] for u in use.values()), "fields": use}
@@ -390,6 +408,7 @@ def recomputes_everything(loop: ast.For | ast.While) -> bool:
 
 
 def brute_force_loops(modules: list[Module]) -> list[str]:
+    """Where a decode loop hands the whole sequence to the model again."""
     loops = [(m, loop) for m in modules for loop in find(m.tree, ast.For, ast.While)]
     return list(dict.fromkeys(module.file for module, loop in loops if recomputes_everything(loop)))
 
@@ -423,6 +442,7 @@ def evidence_in(modules: list[Module]) -> Report:
 
 
 def status_of(files: list[Report], context: Report, evidence: Report) -> Report:
+    """The verdict, the blockers in words, and the counts behind them."""
     core = [entry["hits"].get("paged_attention_core", {}) for entry in files]
     tables = context["fields"]["block_tables"]
     present = {key: bool(evidence.get(key)) for key in BLOCKERS}
@@ -444,6 +464,7 @@ def status_of(files: list[Report], context: Report, evidence: Report) -> Report:
 
 
 def conclusion(cache: Report, blockers: list[str]) -> str:
+    """The report's last sentence."""
     if not blockers:
         return "paged，是 paged attention。"
     kind = "paged buffer" if cache["has_paged"] else "contiguous" if cache["is_contiguous_buffer"] else "无 KV cache"
@@ -492,6 +513,7 @@ def rows(report: Report) -> list[Row]:
 
 
 def parse_day(text: str) -> date:
+    """A day like 2026-06-07, for the command line."""
     try:
         return date.fromisoformat(text)
     except ValueError:

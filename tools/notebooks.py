@@ -37,7 +37,7 @@ def tidy(notebook: NotebookNode, chapter: str) -> NotebookNode:
 
 
 def execute(path: Path) -> None:
-    """Run a notebook in place from a fresh kernel; raises CellExecutionError where a cell fails, outputs so far kept."""
+    """Run a notebook in place from a fresh kernel; where a cell fails, keep what was printed and raise."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
     os.environ["MINIVLLM_FIGURES"] = str(ROOT / "figures")

@@ -27,7 +27,7 @@ class TokenCount:
 
 @contextmanager
 def count_tokens(model: nn.Module) -> Iterator[TokenCount]:
-    """Count the rows that go into `model.model`, for as long as the `with` lasts: `with count_tokens(model) as count`."""
+    """Count the rows that go into `model.model` while the `with` lasts: `with count_tokens(model) as count`."""
     count = TokenCount()
 
     def add(module: nn.Module, arguments: tuple) -> None:
