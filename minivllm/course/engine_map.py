@@ -52,22 +52,24 @@ FLOW = [
 ]
 
 
-def show_map(here: str | tuple[str, ...]) -> Image:
+def show_map(here: str | tuple[str, ...], *, built_before: int | None = None) -> Image:
     """Draw the map with the parts named in `here` lit. What earlier chapters built is blue, what is to come is pale.
+
+    built_before: the chapter whose predecessors are blue; by default the first one that builds a lit part.
 
     Raises KeyError, with the parts' names, for a part that is not on the map.
     """
     lit = (here,) if isinstance(here, str) else here
     if unknown := [name for name in lit if name not in PARTS]:
         raise KeyError(f"{unknown[0]!r} is not on the map; its parts are {', '.join(PARTS)}")
-    now = min((PARTS[name].chapter for name in lit), default=0)
+    now = min((PARTS[name].chapter for name in lit), default=0) if built_before is None else built_before
     fig, ax = blank_axes(WIDTH, HEIGHT)
     for start, end in FLOW:
         _connect(ax, PARTS[start], PARTS[end])
     for name, part in PARTS.items():
         _draw_part(ax, name, part, lit=name in lit, built=part.chapter < now)
     _draw_legend(ax)
-    return show(fig, f"map-{'-'.join(lit) or 'all'}".replace(" ", "-").lower(), alt=_describe(lit, now))
+    return show(fig, f"map-{'-'.join(lit) or ('built' if now else 'all')}".replace(" ", "-").lower(), alt=_describe(lit, now))
 
 
 def _draw_part(ax: Axes, name: str, part: Part, *, lit: bool, built: bool) -> None:

@@ -17,7 +17,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class RotaryEmbedding(nn.Module):
     """Turns queries and keys by their position.
 
-    The table is float32 whatever the model's dtype: an angle of 1000 radians in bf16 is off by whole turns.
+    The table is float32 whatever the model's dtype: bf16 has steps of 4 between 512 and 1024, so
+    an angle there would be off by up to 2 radians, a third of a turn.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:

@@ -15,6 +15,8 @@ def shapes_of_projections(q_shape: tuple, k_shape: tuple, o_shape: tuple) -> Ite
     reversed_ = "the two sizes are swapped: PyTorch stores (outputs, inputs)"
     yield tuple(q_shape) != (2560, 4096), f"q_proj: {reversed_}"
     yield tuple(q_shape) == (4096, 2560), "q_proj: its outputs are all query heads, each of head_dim numbers"
+    yield tuple(k_shape) != (2560, 1024), f"k_proj: {reversed_}"
+    yield tuple(o_shape) != (4096, 2560), f"o_proj: {reversed_}"
     yield tuple(k_shape) == (1024, 2560), "k_proj: count the key/value heads, not the query heads"
     yield tuple(o_shape) == (2560, 4096), "o_proj: it starts from the outputs of all query heads"
 
@@ -36,8 +38,13 @@ def rotation_of_neighbours(rotate: Callable[[np.ndarray, np.ndarray], np.ndarray
     )
     rng = np.random.default_rng(1)
     many, angles = rng.normal(size=(5, 3, 8)), rng.normal(size=(5, 4))
-    back = rotate(rotate(many, angles), -angles)
-    yield bool(np.allclose(back, many)), "turning by an angle and back again must give the input (5 tokens, 3 heads)"
+    expected = np.empty_like(many)
+    for token, head, pair in np.ndindex(5, 3, 4):
+        cos, sin = np.cos(angles[token, pair]), np.sin(angles[token, pair])
+        x, y = many[token, head, 2 * pair : 2 * pair + 2]
+        expected[token, head, 2 * pair : 2 * pair + 2] = x * cos - y * sin, y * cos + x * sin
+    same = bool(np.allclose(rotate(many, angles), expected))
+    yield same, "5 tokens, 3 heads: pair i of token t must turn by angles[t, i], in every head"
 
 
 @exercise("1.3")
@@ -54,7 +61,7 @@ def number_of_parameters(count: Callable[[object], int]) -> Iterator[Case]:
 
     base = replace(ModelConfig.from_folder(STORYTELLER), vocab_size=32, hidden_size=12, num_hidden_layers=2)
     variants = {
-        "head_dim differs from hidden / heads": base,
+        "our config with vocab_size 32, hidden_size 12 and 2 layers (head_dim stays 64)": base,
         "untied embeddings": replace(base, tie_word_embeddings=False),
         "a bias on q, k and v, no norm on q and k": replace(base, qkv_bias=True, qk_norm=False),
         "a bias on o too": replace(base, qkv_bias=True, o_bias=True),
@@ -63,6 +70,7 @@ def number_of_parameters(count: Callable[[object], int]) -> Iterator[Case]:
     for name, config in variants.items():
         expected = sum(parameter.numel() for parameter in Qwen3(config).parameters())
         got = count(config)
+        yield isinstance(got, int), f"{name}: return a whole number, not {got!r}"
         yield got == expected, f"{name}: you counted {got:,}, off by {got - expected:+,}"
 
 
