@@ -211,6 +211,15 @@ def test_readme_names_files_that_exist() -> None:
     assert [path for path in paths if not path.exists() and path.name != "block_manager.py"] == []
 
 
+def test_readme_says_what_is_written_by_hand() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    import export
+
+    names = [name for name in export.HANDWRITTEN if (ROOT / "minivllm" / name).exists()]
+    (sentence,) = re.findall(r"only (`__init__.*?) are written by hand", README, re.DOTALL)
+    assert re.findall(r"`([\w.]+?)/?`", sentence) == names
+
+
 def test_readme_code_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert blocks
