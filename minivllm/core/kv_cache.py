@@ -65,7 +65,8 @@ class KVCache(nn.Module):
         expected = (len(rows), self.num_kv_heads, self.head_dim)
         for name, given in (("k", k), ("v", v)):
             if given.shape != expected:
-                raise ValueError(f"{name} has shape {list(given.shape)}: {len(rows)} positions need {list(expected)}")
+                message = f"{name} has shape {list(given.shape)} for {len(rows)} position(s), expected {list(expected)}"
+                raise ValueError(message)
         k_cache[rows], v_cache[rows] = k.to(k_cache), v.to(v_cache)
 
     def read(self, layer_idx: int, end_pos: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Checks of chapter 05: the tables of a step, what a wrong length breaks, flat positions, storing by position."""
 
+import dis
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -40,11 +41,11 @@ def flat_positions_of_batch(flat: Callable[[list[int], list[int]], np.ndarray]) 
 
 
 def _loops(function: Callable) -> bool:
-    """Whether the function's own byte code iterates: for-loops and comprehensions compile to FOR_ITER."""
-    import dis
-
+    """Whether the function's own byte code iterates: for, while and comprehensions jump back, map and filter hide it."""
     codes = [function.__code__, *(c for c in function.__code__.co_consts if hasattr(c, "co_code"))]
-    return any(step.opname == "FOR_ITER" for code in codes for step in dis.get_instructions(code))
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    jumps = any(step.opname == "FOR_ITER" or "BACKWARD" in step.opname for step in steps)
+    return jumps or any(step.argval in ("map", "filter") for step in steps)
 
 
 @exercise("5.4")
@@ -52,14 +53,15 @@ def store_of_positions(store: Callable[..., None]) -> Iterator[Case]:
     from minivllm.core.block_manager import slot_of
 
     table = torch.tensor([7, 2, 5, 0], dtype=torch.int32)
-    for first, count in [(0, 4), (2, 5), (12, 1)]:
-        cache = torch.full((8, 4, 1, 1), -1.0)
+    yield not _loops(store), "a Python loop is in your code: index with two tensors"
+    for block_size, first, count in [(4, 0, 4), (4, 2, 5), (4, 12, 1), (8, 3, 20)]:
+        cache = torch.full((8, block_size, 1, 1), -1.0)
         store(torch.arange(first, first + count).float().view(-1, 1, 1), cache, table, first)
-        expected = torch.full((32,), -1.0)
+        expected = torch.full((8 * block_size,), -1.0)
         for position in range(first, first + count):
-            expected[slot_of(position, array("i", table.tolist()), 4)] = position
+            expected[slot_of(position, array("i", table.tolist()), block_size)] = position
         wrong = (cache.flatten() != expected).nonzero().flatten().tolist()
         yield (
             not wrong,
-            f"positions {first} to {first + count - 1} with the table {table.tolist()}: slots {wrong} are off",
+            f"blocks of {block_size}, positions {first} to {first + count - 1} with the table {table.tolist()}: slots {wrong} are off",
         )
