@@ -27,9 +27,9 @@ PARTS = {
     "prefix cache": Part(4, (6.4, 0.55, 2.5, 0.62), "who computed this already"),
     "model runner": Part(5, (3.35, 2.65, 2.5, 0.62), "a batch becomes tensors"),
     "context": Part(5, (6.4, 2.65, 2.5, 0.62), "slots, tables, lengths"),
-    "model": Part(1, (0.3, 2.65, 2.5, 0.62), "Qwen3: 28 layers, or 6"),
+    "model": Part(1, (0.3, 2.65, 2.5, 0.62), "Qwen3: 6 layers here, 28 in 0.6B"),
     "attention": Part(2, (0.3, 3.95, 2.5, 0.62), "queries meet cached keys"),
-    "kernels": Part(6, (3.35, 3.95, 2.5, 0.62), "Triton reads the pages"),
+    "kernels": Part(6, (3.35, 3.95, 2.5, 0.62), "Triton follows the block table"),
     "KV cache": Part(2, (6.4, 3.95, 2.5, 0.62), "K and V of every token"),
     "sampler": Part(9, (0.3, 1.6, 2.5, 0.62), "one token for each row"),
 }
@@ -69,7 +69,9 @@ def show_map(here: str | tuple[str, ...], *, built_before: int | None = None) ->
     for name, part in PARTS.items():
         _draw_part(ax, name, part, lit=name in lit, built=part.chapter < now)
     _draw_legend(ax)
-    return show(fig, f"map-{'-'.join(lit) or ('built' if now else 'all')}".replace(" ", "-").lower(), alt=_describe(lit, now))
+    return show(
+        fig, f"map-{'-'.join(lit) or ('built' if now else 'all')}".replace(" ", "-").lower(), alt=_describe(lit, now)
+    )
 
 
 def _draw_part(ax: Axes, name: str, part: Part, *, lit: bool, built: bool) -> None:
