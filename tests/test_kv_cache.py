@@ -135,7 +135,7 @@ def test_a_wrong_shape_is_named_and_nothing_is_written(cache: KVCache, shape: tu
     given_k, given_v = (
         ({"k": torch.ones(shape)} | {"v": kv(3)[1]}).values() if wrong == "k" else (kv(3)[0], torch.ones(shape))
     )
-    with pytest.raises(ValueError, match=rf"{wrong} has shape .*: 3 positions need \[3, 3, 4\]"):
+    with pytest.raises(ValueError, match=rf"{wrong} has shape .* for 3 position\(s\), expected \[3, 3, 4\]"):
         cache.write(0, torch.arange(3), given_k, given_v)
     assert not cache.k_cache.any() and not cache.v_cache.any()
 

@@ -31,8 +31,8 @@ class Tried:
     def __init__(self, cache: nn.Module) -> None:
         self.cache = cache
 
-    def write(self, layer_idx: int, *positions: int) -> str:
-        k = torch.full((len(positions), 1, 2), 1.0 + positions[0])
+    def write(self, layer_idx: int, *positions: int, value: float | None = None, head_dim: int = 2) -> str:
+        k = torch.full((len(positions), 1, head_dim), 1.0 + positions[0] if value is None else value)
         try:
             self.cache.write(layer_idx, torch.tensor(positions), k, -k)
         except NotImplementedError:
@@ -57,8 +57,21 @@ def no_gaps(guarded: Callable[..., nn.Module]) -> Iterator[Case]:
     yield tried.write(0, 4) == "", "rows 0 to 3 are written, row 1 twice; row 4 is next and must be accepted"
     yield tried.write(0, 6, 5) == "", "rows 5 and 6 in one write leave no gap, in whatever order they come"
     yield tried.write(1, 0, 2) == "ValueError", "rows 0 and 2 in one write leave row 1 empty: ValueError"
+    refused = "the write of rows 0 and 2 was refused, so row 0 of layer 1 is still unwritten, and row 1 not the next"
+    yield tried.write(1, 1) == "ValueError", refused
+    yield tried.write(1, 0) == "", "row 0 of layer 1 is next and must be accepted"
+    yield tried.write(1, 0, 2) == "ValueError", "row 0 is written; rows 0 and 2 in one write still leave row 1 empty"
+    second = Tried(guarded(1, 8, 1, 2))
+    yield second.write(0, 1) == "ValueError", "a second cache is empty, whatever the first one holds: refuse its row 1"
+    yield tried.write(0, 7) == "", "row 7 is next in the first cache, although a second one was made meanwhile"
+    yield second.write(0, 0, head_dim=3) == "ValueError", "KVCache refuses vectors of a wrong size: so must yours"
+    wrong_shape = "row 0 was refused for its shape, so it is still unwritten: row 1 must be refused"
+    yield second.write(0, 1) == "ValueError", wrong_shape
+    yield second.write(0, 0, value=0.0) == "", "row 0 must be accepted, whatever numbers are written"
+    yield second.write(0, 1) == "", "row 0 was written, with zeros; that counts, so row 1 is next"
     yield tried.write(0, 8) == "IndexError", "row 8 is outside a cache of 8 rows: IndexError, as in KVCache"
     cache.reset()
+    yield not cache.read(0, 8)[0].any(), "reset() must also do what KVCache.reset does: zeros in every row"
     yield tried.write(0, 1) == "ValueError", "after reset() nothing is written: row 1 must be refused"
     yield tried.write(0, 0) == "", "after reset() row 0 must be accepted"
 
@@ -80,6 +93,8 @@ class Recorder(nn.Module):
         self.calls: list[tuple[list[int], list[int]]] = []
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        if len(input_ids) != len(positions):
+            raise ValueError(f"{len(input_ids)} tokens came with {len(positions)} positions")
         self.calls.append((input_ids.tolist(), positions.tolist()))
         return torch.stack([input_ids, positions], dim=1).float()
 
@@ -88,9 +103,14 @@ class Recorder(nn.Module):
 def prefill_by_chunks(prefill: Callable[[nn.Module, list[int], int], Tensor]) -> Iterator[Case]:
     for length, chunk in ((6, 2), (7, 3), (5, 8), (1, 1)):
         model, ids = Recorder(), list(range(100, 100 + length))
-        last = prefill(model, ids, chunk)
-        sizes = [len(tokens) for tokens, _ in model.calls]
         case = f"{length} tokens in chunks of {chunk}"
+        try:
+            last = prefill(model, ids, chunk)
+        except ValueError as error:  # use_kv_cache finds no attention in the recorder
+            yield "the model needs" not in str(error), f"{case}: a cache is attached already: do not attach one"
+            raise
+        sizes = [len(tokens) for tokens, _ in model.calls]
+        yield bool(sizes), f"{case}: the model was never run"
         yield max(sizes) <= chunk, f"{case}: a chunk had {max(sizes)} tokens"
         yield 0 not in sizes, f"{case}: the model was run on no tokens"
         tokens, positions = (list(chain.from_iterable(parts)) for parts in zip(*model.calls, strict=True))
