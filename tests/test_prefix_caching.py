@@ -334,6 +334,33 @@ def test_a_findable_block_is_never_written_to() -> None:
     assert story.hits([*A, *C, 0]) == 2 * B
 
 
+def test_what_a_fork_writes_again_it_registers_again() -> None:
+    story = Story(num_blocks=3)
+    parent = story.run([*A, *C])
+    child = fork(story, parent, 9)
+    child.num_computed_tokens -= 1
+    story.manager.append(child, 8)  # a copy of the block with C, for the child alone
+    story.finish(parent)
+    story.finish(story.admit([99]))  # takes the parent's, so that C is lost there
+    assert story.hits([*A, *C, 0]) == B
+    story.compute(child, 8)
+    assert story.hits([*A, *C, 0]) == 2 * B
+
+
+def test_a_fork_of_a_fork_that_stepped_back_registers_its_own_blocks() -> None:
+    story = Story(num_blocks=3)
+    parent = story.run(A)
+    child = fork(story, parent, 9)
+    child.num_computed_tokens -= 1
+    grandchild = fork(story, child, A[-1])
+    story.finish(parent, child)
+    assert story.manager.append(grandchild, 4) == [(0, 1)]
+    story.admit(range(100, 108))  # takes the two other blocks, the one with A among them
+    assert story.hits([*A, 0]) == 0
+    story.compute(grandchild, 4)
+    assert story.hits([*A, 0]) == B
+
+
 def test_the_copy_needs_a_free_block_of_its_own() -> None:
     story = Story(num_blocks=2)
     child = fork(story, story.run([*A, 5, 6]), 7)

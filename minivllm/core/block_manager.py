@@ -143,6 +143,8 @@ class BlockManager:
         for i, (source, destination) in zip(shared, copies, strict=True):
             self._release(source)
             table[i] = destination
+        if shared:  # what is written again will be registered again
+            del self._prefixes[seq.seq_id][shared[0] :]
         table.extend([self._take() for _ in range(missing)])
         return copies
 
@@ -201,7 +203,7 @@ class BlockManager:
         for block_id in shared:
             self._hold(block_id)
         self._tables[child.seq_id] = shared
-        self._prefixes[child.seq_id] = list(self._prefixes[parent.seq_id])
+        self._prefixes[child.seq_id] = self._prefixes[parent.seq_id][: end // self.block_size]
 
     def _shared_ahead(self, seq: Sequence, table: array[int]) -> list[int]:
         """Entries of the table whose blocks `seq` will write to, but shares: with another table, or with the cache."""
