@@ -523,14 +523,26 @@ def parse_day(text: str) -> date:
 def main(argv: list[str] | None = None) -> int:
     """Print the report. Exit code 0 whatever the verdict, 2 when there is nothing to audit."""
     parser = argparse.ArgumentParser(prog="python -m minivllm.audit", description="Is this engine paged attention?")
-    parser.add_argument("path", type=Path, help=f"the package {PACKAGE}, or the folder that holds it")
+    parser.add_argument(
+        "path", type=Path, nargs="?", help=f"package {PACKAGE} or the folder that holds it; else this one"
+    )
     parser.add_argument("--date", type=parse_day, help="day to print in the report (default: today)")
+    parser.add_argument(
+        "--trace", action="store_true", help="also generate with this package, and report what was called"
+    )
     options = parser.parse_args(argv)
+    if options.trace and options.path:
+        parser.error("--trace runs this package, so it takes no path")
     try:
-        print(json.dumps(audit(options.path, options.date), ensure_ascii=False, indent=2))
+        report = audit(options.path or Path(__file__).parent, options.date)
     except AuditError as error:
         print(f"audit: {error}", file=sys.stderr)
         return 2
+    if options.trace:
+        from minivllm.audit_trace import trace_generation  # needs torch, which the reading half does not
+
+        report["trace"] = trace_generation()
+    print(json.dumps(report, ensure_ascii=False, indent=2))
     return 0
 
 

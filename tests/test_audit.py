@@ -468,6 +468,8 @@ def test_bad_date_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_only_the_standard_library() -> None:
+    """Reading needs nothing but Python; the traced half is imported when it is asked for."""
     tree = ast.parse(Path(tool.__file__).read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if getattr(node, "name", "") != "main"]
     imports = tool.imports_of(tree, "minivllm/audit.py").values()
     assert {name.split(".")[0] for name in imports} <= sys.stdlib_module_names
