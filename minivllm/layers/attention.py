@@ -1,5 +1,5 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb, 02_contiguous_kv_cache.ipynb, 05_context.ipynb by
-# tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 02_contiguous_kv_cache.ipynb, 05_context.ipynb,
+# 06_triton_decode.ipynb by tools/export.py; edit there.
 """The attention of one layer: whose keys and values its queries meet."""
 
 from collections.abc import Iterator
@@ -53,9 +53,9 @@ class Attn(nn.Module):
         k_cache, v_cache = context.kv_cache.layer_cache(self.layer_idx)
         backend.store_kv(k, v, k_cache, v_cache, context.slot_mapping)
         pages = (k_cache, v_cache, context.block_tables, context.context_lens)
-        if context.max_seqlen_q == 1:
-            return backend.paged_decode(q, *pages, self.scale)
-        return backend.paged_prefill(q, *pages, context.cu_seqlens_q, self.scale, max_seqlen_q=context.max_seqlen_q)
+        if context.max_seqlen_q > 1:
+            return backend.paged_prefill(q, *pages, context.cu_seqlens_q, self.scale, max_seqlen_q=context.max_seqlen_q)
+        return backend.paged_decode(q, *pages, self.scale, **context.plan_decode(q.shape[1]))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-# Generated from notebooks/05_context.ipynb by tools/export.py; edit there.
+# Generated from notebooks/05_context.ipynb, 06_triton_decode.ipynb by tools/export.py; edit there.
 """What a step's attention must know, set by the engine around a forward pass and read by every layer inside it."""
 
 from collections.abc import Iterator
@@ -33,6 +33,16 @@ class Context:
     max_context_len: int
     kv_cache: "PagedKVCache"
     backend: "AttentionBackend"
+
+    def plan_decode(self, num_heads: int) -> dict[str, object]:
+        """{"plan": …} for the backend's paged_decode, made by the first layer that asks; {} if it needs no plan."""
+        if self.backend.plan_decode is None:
+            return {}
+        if "plan" not in self.__dict__:
+            cache = self.kv_cache.k_cache  # [num_layers, num_blocks, block_size, num_kv_heads, head_dim]
+            plan = self.backend.plan_decode(num_heads, *cache.shape[3:], self.context_lens, self.max_context_len)
+            self.__dict__["plan"] = plan  # the fields are frozen; what follows from them may be kept
+        return {"plan": self.__dict__["plan"]}
 
 
 _current: ContextVar[Context | None] = ContextVar("minivllm_context", default=None)
