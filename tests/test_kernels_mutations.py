@@ -1,6 +1,6 @@
 """The kernel tests bite: kernels with one thing wrong, made by changing their text, must fail the same comparison.
 
-[mlir-air#1427] A causal mask that was off by one passed a test whose tolerance was 0.5.
+A causal mask that was off by one passed a test whose tolerance was 0.5.
 """
 
 import importlib.util
@@ -91,8 +91,8 @@ def test_a_wrong_decode_kernel_is_found(tmp_path, old, new):
 
 
 PREFILL = [
-    ("mask-one-key-short", "q_rows, cached + token + 1,", "q_rows, cached + token,"),
-    ("mask-one-key-long", "q_rows, cached + token + 1,", "q_rows, cached + token + 2,"),
+    ("mlir-air#1427-mask-one-key-short", "q_rows, cached + token + 1,", "q_rows, cached + token,"),
+    ("mlir-air#1427-mask-one-key-long", "q_rows, cached + token + 1,", "q_rows, cached + token + 2,"),
     ("unmasked-tiles-too-far", "diagonal = fewest // KEYS", "diagonal = end // KEYS"),
     ("last-tile-dropped", "tl.range(diagonal, end, KEYS", "tl.range(diagonal, end - KEYS, KEYS"),
     ("table-rows-swapped", "tl.cast(seq, tl.int64) * table_stride", "tl.cast(seq ^ 1, tl.int64) * table_stride"),

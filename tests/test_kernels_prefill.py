@@ -70,10 +70,11 @@ def test_one_launch_for_prompts_chunks_and_decoding_rows():
     check([70, 90, 65, 130, 1, 9], [70, 40, 1, 1, 1, 0])
 
 
-def test_padded_rows_give_zeros():
-    """[rvllm#32] a padded decoding row has one query and no context."""
-    batch = make_batch([20, 0, 5], [1, 1, 5], device=DEVICE)
-    out = prefill(batch, max_seqlen_q=5)
+@pytest.mark.parametrize("last", [5, 1], ids=lambda n: f"rvllm#32-before-{n}")
+def test_padded_rows_give_zeros(last):
+    """A padded decoding row has one query and no context."""
+    batch = make_batch([20, 0, 5], [1, 1, last], device=DEVICE)
+    out = prefill(batch, max_seqlen_q=last)
     assert (out[1] == 0).all()
     assert_close(out, dense_answer(batch), torch.float32)
 
@@ -117,10 +118,10 @@ def ragged(draw):
 @settings(max_examples=150 if LONG else 6, deadline=None)
 @given(
     lengths=ragged().filter(lambda lengths: any(lengths[1])),
-    head_dim=st.sampled_from([16, 48, 80]),
+    head_dim=st.sampled_from([16, 32, 64, 80, 96, 128, 160, 256] if LONG else [16, 48, 80]),
     num_kv_heads=st.integers(1, 2),
-    group=st.integers(1, 7),
-    block_size=st.sampled_from([1, 3, 16, 100]),
+    group=st.integers(1, 16 if LONG else 7),
+    block_size=st.sampled_from([1, 8, 16, 32, 64, 256] if LONG else [1, 3, 16, 100]),
     dtype=st.sampled_from(DTYPES),
 )
 def test_any_batch(lengths, dtype, **shape):

@@ -46,16 +46,17 @@ def test_any_block_size(store, block_size):
     assert torch.equal(v_cache.view(-1, 2, 16)[slots], v)
 
 
-def test_slot_minus_one_writes_nowhere(store, request):
-    """[vllm#43810, rvllm#32] -1 // B and -1 % B point to the last slot of the cache; a padded 0 to a live one."""
+@pytest.mark.parametrize("slots", [[-1, -1, -1], [-1, 6, -1]], ids=["vllm#43810-all-padded", "rvllm#32-some-padded"])
+def test_slot_minus_one_writes_nowhere(store, slots):
+    """-1 // B and -1 % B point to the last slot of the cache, and a padded 0 to a live one."""
     k_cache, v_cache = canary_caches()
     k = torch.full((3, 2, 16), float("nan"), device=DEVICE)
-    store(k, k, k_cache, v_cache, torch.tensor([-1, -1, -1], device=DEVICE))
-    assert (k_cache == 7.0).all() and (v_cache == -7.0).all()
-    k[1] = 1.0
-    store(k, k, k_cache, v_cache, torch.tensor([-1, 6, -1], device=DEVICE))
-    assert (k_cache.view(20, -1)[6] == 1.0).all()
-    assert int((k_cache == 7.0).sum()) == 19 * 32
+    real = [row for row, slot in enumerate(slots) if slot >= 0]
+    k[real] = 1.0
+    store(k, k, k_cache, v_cache, torch.tensor(slots, device=DEVICE))
+    for cache, canary in ((k_cache.view(20, -1), 7.0), (v_cache.view(20, -1), -7.0)):
+        assert (cache[[slots[row] for row in real]] == 1.0).all()
+        assert int((cache == canary).sum()) == (20 - len(real)) * 32
 
 
 def test_strided_inputs(store):

@@ -1,11 +1,12 @@
 """Measured figures of the kernels, as `tools/bench_kernels.py` and `tools/kernel_resources.py` wrote them."""
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minivllm.course.stages import find_checkout
 
@@ -58,6 +59,17 @@ class Results:
         times = [run["us"][case] for run in self.data["runs"] if case in run["us"]]
         return f"{len(times)} runs: {min(times):.1f} to {max(times):.1f} µs"
 
+    def beside(self, kind: str, peers: "Results") -> str:
+        """A table of what the package exports beside other kernels, in the unit that is named."""
+        units = {"gb_s": ("GB/s", ",.0f"), "us": ("µs", ".1f"), "tflop_s": ("TFLOP/s", ".0f")}
+        lines = [f"{'':16}{'':9}{'ours':>10}" + "".join(f"{name:>22}" for name in peers.data["names"])]
+        for row in peers.data["rows"]:
+            unit, form = units[row["unit"]]
+            if row["case"] in {ours["case"] for ours in self.data[kind]}:
+                ours = self._row(kind, row["case"], "stage 4" if kind == "decode" else "exported")[row["unit"]]
+                lines.append(f"{row['case']:16}{unit:9}{ours:>10{form}}" + "".join(f"{x:>22}" for x in row["figures"]))
+        return "\n".join(lines)
+
     def ledger(self, kind: str) -> str:
         """Each change that was tried: case, hypothesis, what was measured before and after, what became of it."""
         lines = []
@@ -92,15 +104,30 @@ def load_results(name: str) -> Results:
     return Results(json.loads(path.read_text(encoding="utf-8")))
 
 
-def quick_decode(paged_decode: Callable[..., Tensor]) -> str:
-    """Time the decode kernel on this machine's GPU: 64 sequences of 1,024 tokens, Qwen3-0.6B's heads, bf16."""
+def measure_here() -> str:
+    """Time the decode kernel on this machine's GPU, compiled, in a process of its own; or say that there is none."""
+    if not torch.cuda.is_available():
+        return "no CUDA device here: the figures above are those of the H200"
+    command, environment = [sys.executable, "-m", __name__], {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.stdout.strip() or f"the measurement failed: {done.stderr.strip()[-300:]}"
+
+
+def time_decode() -> str:
+    """64 sequences of 1,024 tokens on Qwen3-0.6B's heads in bf16: GB/s and microseconds."""
     from triton.testing import do_bench
+
+    from minivllm.kernels.paged_decode import DecodePlan, paged_decode
 
     seqs, blocks, dtype = 64, 64, torch.bfloat16
     k_cache, v_cache = torch.randn(2, seqs * blocks, 16, 8, 128, device="cuda", dtype=dtype)
     tables = torch.randperm(seqs * blocks, device="cuda").view(seqs, blocks).int()
     lens = torch.full((seqs,), 1024, dtype=torch.int32, device="cuda")
+    plan = DecodePlan(16, 8, 128, lens.device).update(lens, 1024)
     q = torch.randn(seqs, 16, 128, device="cuda", dtype=dtype)
-    ms = do_bench(lambda: paged_decode(q, k_cache, v_cache, tables, lens, 128**-0.5), return_mode="median")
-    rate = 2 * k_cache.nbytes / ms / 1e6
-    return f"{torch.cuda.get_device_name()}: {rate:,.0f} GB/s, {ms * 1e3:.0f} µs, plan and launches included"
+    ms = do_bench(lambda: paged_decode(q, k_cache, v_cache, tables, lens, 0.1, plan=plan), return_mode="median")
+    return f"{torch.cuda.get_device_name()}: {2 * k_cache.nbytes / ms / 1e6:,.0f} GB/s, {ms * 1e3:.0f} µs"
+
+
+if __name__ == "__main__":
+    print(time_decode())

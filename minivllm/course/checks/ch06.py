@@ -49,7 +49,7 @@ def what_a_test_sees(a: str, b: str, c: str, d: str) -> Iterator[Case]:
     yield a != "none", "a: the scores are hidden, but what does a weight of 0 times V give?"
     yield a == "nan", "a: on clean memory the hidden keys change nothing; what if they are not clean?"
     yield b == "long", "b: merge_kernel works on sequences that were cut, and on those alone"
-    yield c == "none", "c: who does the work first does not change what is computed"
+    yield c == "none", "c: are there other programs than before? The order in which they start changes no answer"
     yield d != "nan", "d: the minimum with end - 1 still keeps the reads inside"
     yield d == "ragged", "d: the key at `end` is read from the last slot again, and now it counts"
 
