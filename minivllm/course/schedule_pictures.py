@@ -21,17 +21,17 @@ class Step(Protocol):
     work: dict[int, int]
 
 
-def draw_turns(policies: Mapping[str, Sequence[tuple[int, int, int]]], num_slots: int) -> Figure:
-    """Slots against steps, one panel per policy: (slot, first step, steps) of each request; hatched: a slot waits."""
+def draw_turns(policies: Mapping[str, Sequence[tuple[int, int, int]]], num_places: int) -> Figure:
+    """Places against steps, a panel per policy: (place, first step, steps) of each request; hatched: a place waits."""
     fig, axes = plt.subplots(len(policies), 1, figsize=(8.4, 1.9 * len(policies)), sharex=True)
     for ax, (title, turns) in zip(axes, policies.items(), strict=True):
         end = max(start + length for _, start, length in turns)
-        ax.barh(range(num_slots), end, color="white", edgecolor=GREY, hatch="////", linewidth=0)
-        for name, (slot, start, length) in zip(NAMES, turns, strict=False):
-            ax.barh(slot, length, left=start, color=SKY, edgecolor=INK)
-            ax.text(start + length / 2, slot, name, ha="center", va="center")
-        ax.set(title=f"{title}: {end} steps", yticks=range(num_slots), yticklabels=range(1, num_slots + 1))
-        ax.set_ylabel("slot")
+        ax.barh(range(num_places), end, color="white", edgecolor=GREY, hatch="////", linewidth=0)
+        for name, (place, start, length) in zip(NAMES, turns, strict=False):
+            ax.barh(place, length, left=start, color=SKY, edgecolor=INK)
+            ax.text(start + length / 2, place, name, ha="center", va="center")
+        ax.set(title=f"{title}: {end} steps", yticks=range(num_places), yticklabels=range(1, num_places + 1))
+        ax.set_ylabel("place")
         ax.invert_yaxis()
     axes[-1].set_xlabel("step")
     return fig
@@ -114,8 +114,8 @@ def draw_gaps(budgets: Sequence[int], gaps: Sequence[float], bounds: Sequence[fl
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.8, 3.3))
     left.plot(budgets, gaps, "o-", color=BLUE, lw=2)
     left.plot(budgets, bounds, "--", color=RED)
-    left.text(900, 4.2, "a step that uses\nthe whole budget", color=RED, ha="center", va="center")
-    left.set(title="The story's longest gap", ylabel="ms", ylim=(0, 6))
+    left.text(500, 4.5, "a step that uses\nthe whole budget", color=RED, ha="center", va="center")
+    left.set(title="The story's longest gap", ylabel="ms", ylim=(0, 7))
     right.plot(budgets, ttfts, "o-", color=ORANGE, lw=2)
     right.set(title="The prompts' mean time to the first token", ylabel="ms", ylim=(0, None))
     for ax in (left, right):
@@ -136,6 +136,7 @@ def draw_blocks_held(
         ax.bar(range(len(held)), heights, 0.9, bottom, color=face, label=name)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     ax.axhline(num_blocks, color=RED, lw=1.5)
+    ax.text(len(held) - 0.5, num_blocks + 0.15, f"pool: {num_blocks} blocks", color=RED, ha="right", va="bottom")
     for step, name in preempted:
         tip, text = (step, num_blocks), (step, num_blocks + 1.7)
         ax.annotate(f"{name} preempted", tip, text, ha="center", arrowprops={"arrowstyle": "-|>", "color": INK})

@@ -9,13 +9,14 @@ LENGTHS = (12, 5, 3)  # the prompts of A, B and C
 
 @exercise("8.1")
 def plan_under_a_budget_of_six(plan: list[tuple[int, int, int]]) -> Iterator[Case]:
+    rows_of_three = all(isinstance(step, tuple | list) and len(step) == 3 for step in plan)
+    yield len(plan) == 5 and rows_of_three, "five steps, and in each a number for A, B and C"
     steps = [tuple(step) for step in plan]
-    yield len(steps) == 5 and all(len(step) == 3 for step in steps), "five steps, and in each a number for A, B and C"
     for number, step in enumerate(steps):
         yield sum(step) <= 6, f"step {number}: {sum(step)} tokens, and the budget is 6"
     yield steps[0] == (6, 0, 0), "step 0: A arrived first and is behind by 12, so it takes the whole budget"
     yield steps[1][0] == 6, "step 1: A is still behind by 6"
-    yield all(step[0] == 1 for step in steps[2:]), "steps 2 to 4: A decodes, and running requests are served first"
+    yield all(step[0] == 1 for step in steps[2:]), "steps 2 to 4: A decodes, and it is served first"
     yield steps[2] == (1, 5, 0), "step 2: what A leaves of the budget goes to B, as far as B is behind"
     yield steps[3][1] == 1, "step 3: B has computed its whole prompt in step 2, so it is behind by one token"
     yield steps[3] == (1, 1, 3), "step 3: C is admitted, with a prompt of 3 tokens"
@@ -38,9 +39,11 @@ def budget_for_a_promise(budget_for: Callable[[float, int, Callable[[int, int], 
         ("even a step of one token takes 1 ms, limit 0.9 ms", stairs, 0.9, 0, 0),
         ("every 64th token adds 1 ms, limit 1.0 ms", stairs, 1.0, 0, 63),
         ("every 64th token adds 1 ms, limit 3.5 ms", stairs, 3.5, 0, 191),
+        ("a step of n tokens takes n / 512 ms, limit 200 ms", roofline, 200.0, 0, 102_400),
     ]
     for what, clock, limit, context, budget in cases:
         found = budget_for(limit, context, clock)
+        yield isinstance(found, int), f"{what}: a budget is a whole number of tokens, and you return {found!r}"
         yield found == 0 or clock(found, context) <= limit, f"{what}: a step of {found} tokens breaks the promise"
         yield budget == 0 or found > 0, f"{what}: a step of one token would keep the promise, you allow none"
         yield clock(found + 1, context) > limit, f"{what}: {found} keeps the promise, and so does {found + 1}"
@@ -72,26 +75,59 @@ def a_short_prompt_that_waits(requests: list[tuple[int, int]]) -> Iterator[Case]
 
 @exercise("8.4")
 def shortest_first(policy: type) -> Iterator[Case]:
+    order = _order_of_admission(policy, [12, 5, 3, 9], [0, 1, 2, 3])
+    yield order == [2, 1, 3, 0], f"prompts of 12, 5, 3 and 9 tokens, one place: admitted in the order {order}"
+    order = _order_of_admission(policy, [6, 4, 6, 4, 6], [40, 30, 20, 10, 0])
+    yield (
+        order == [1, 3, 0, 2, 4],
+        f"prompts of 6, 4, 6, 4 and 6 tokens, seq_ids 40, 30, 20, 10 and 0, ties by arrival: admitted as {order}",
+    )
+    yield from _thrown_out_in_mid_prompt(policy)
+    yield from _answers_in_a_tiny_pool(policy)
+
+
+def _order_of_admission(policy: type, lengths: list[int], seq_ids: list[int]) -> list[int]:
+    """Who is admitted first, second, …, by order of arrival, when one may run at a time."""
     from minivllm.config import SchedulerConfig
     from minivllm.core.block_manager import BlockManager
     from minivllm.core.sequence import Sequence
 
-    def order_of_admission(lengths: list[int], budget: int) -> list[int]:
-        scheduler = policy(SchedulerConfig(1, budget, 64), BlockManager(64, 4))
-        for i, length in enumerate(lengths):
-            scheduler.add(Sequence(i, [i] * length, max_tokens=1))
-        order = []
-        while scheduler.has_unfinished():
-            batch = scheduler.schedule()
-            order += [row.seq.seq_id for row in batch.rows if row.start == 0]
-            scheduler.update(batch, [7] * sum(row.needs_logits for row in batch.rows))
-        return order
+    scheduler = policy(SchedulerConfig(1, 16, 64), BlockManager(64, 4))
+    for seq_id, length in zip(seq_ids, lengths, strict=True):
+        scheduler.add(Sequence(seq_id, [seq_id] * length, max_tokens=1))
+    order = []
+    while scheduler.has_unfinished():
+        batch = scheduler.schedule()
+        order += [seq_ids.index(row.seq.seq_id) for row in batch.rows if row.start == 0]
+        scheduler.update(batch, [7] * sum(row.needs_logits for row in batch.rows))
+    return order
 
-    order = order_of_admission([12, 5, 3, 9], 16)
-    yield order == [2, 1, 3, 0], f"prompts of 12, 5, 3 and 9 tokens, one place: admitted in the order {order}"
-    order = order_of_admission([6, 4, 6, 4, 6], 16)
-    yield order == [1, 3, 0, 2, 4], f"prompts of 6, 4, 6, 4 and 6 tokens, ties by arrival: admitted as {order}"
-    yield from _answers_in_a_tiny_pool(policy)
+
+def _thrown_out_in_mid_prompt(policy: type) -> Iterator[Case]:
+    """B is preempted before it has generated anything; C, shorter, arrives after that."""
+    from minivllm.config import SchedulerConfig
+    from minivllm.core.block_manager import BlockManager
+    from minivllm.core.sequence import Sequence
+    from minivllm.course.made_up_model import MadeUpModel
+
+    scheduler, model = policy(SchedulerConfig(3, 4, 64), BlockManager(8, 4)), MadeUpModel(8, 4)
+    a, b, c = Sequence(0, [1] * 4, max_tokens=24), Sequence(1, [2] * 24, max_tokens=2), Sequence(2, [3] * 3)
+    seen = []
+    for step in range(100):
+        if step < 2:
+            scheduler.add((a, b)[step])
+        elif b.num_preemptions and c not in seen:
+            scheduler.add(c)
+            seen.append(c)
+        batch = scheduler.schedule()
+        rows = [row.seq for row in batch.rows]
+        yield step != 1 or b in rows, "a place, budget and blocks were free, and the first in line was not admitted"
+        early = c in rows and not b.num_completion_tokens and b not in rows
+        yield not early, "a sequence that was thrown out in mid-prompt still waited, and a newcomer was admitted"
+        scheduler.update(batch, model.run(batch))
+        if not scheduler.has_unfinished():
+            break
+    yield not scheduler.has_unfinished(), "after 100 steps some requests have not finished"
 
 
 def _answers_in_a_tiny_pool(policy: type) -> Iterator[Case]:
