@@ -12,7 +12,7 @@ lab: $(READY)
 
 test: $(READY)
 	$(BIN)/python tools/export.py --check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval -q -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval -q -n $(WORKERS) --dist loadfile
 
 setup: $(READY)
 

@@ -20,12 +20,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 import export
 
 ATTEMPTS = [
-    pytest.param(path, exercise, kind, id=f"{exercise.number}-{kind}", marks=pytest.mark.xdist_group(path.stem))
+    pytest.param(path, exercise, kind, id=f"{exercise.number}-{kind}")
     for path in NOTEBOOKS
     for exercise in exercises(path)
     for kind, _ in exercise.attempts()
 ]
-CHAPTERS = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in NOTEBOOKS]
+CHAPTERS = [pytest.param(path, id=path.stem) for path in NOTEBOOKS]
 
 
 def graded(exercise: Exercise, kind: str, code: str) -> nbformat.NotebookNode:
@@ -54,8 +54,8 @@ def with_attempts(path: Path) -> nbformat.NotebookNode:
 @cache
 def run_on_earlier_chapters(path: Path, stage: Path) -> dict[tuple[str, str], tuple[str, str]]:
     """Execute the chapter on the package of the chapters before it; {(number, kind): (outcome, reason)}."""
-    before = f"{int(path.name[:2]) - 1:02d}"
-    export.export_through(max(before, "00"), stage)
+    earlier = NOTEBOOKS[max(0, NOTEBOOKS.index(path) - 1)]
+    export.export_through(earlier.name[:2], stage)
     environment = {**os.environ, "PYTHONPATH": str(stage)}
     notebook = with_attempts(path)
     resources = {"metadata": {"path": str(path.parent)}}

@@ -33,6 +33,12 @@ def load_exporter(checkout: Path) -> ModuleType:
     return module
 
 
+def chapter_before(chapter: str) -> str:
+    """The chapter that comes before this one in `notebooks/`; the first one is before itself."""
+    numbers = sorted(path.name[:2] for path in (find_checkout() / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return max((number for number in numbers if number < chapter), default=chapter)
+
+
 @functools.cache
 def rows_of_stage(chapter: str) -> tuple[audit.Row, ...]:
     """The audit's rows for the package as exported through a chapter ("00" … "11")."""
@@ -53,7 +59,7 @@ def audit_after(chapter: str) -> None:
 
     A row marked → reads differently from the package before this chapter; the last line counts what is still missing.
     """
-    before = rows_of_stage(f"{int(chapter) - 1:02d}")
+    before = rows_of_stage(chapter_before(chapter))
     now = rows_of_stage(chapter)
     width = max(len(row.question) for row in now)
     print(f"  {'':{width}}  {'inherited':>16}  {'after ' + chapter:>16}")
