@@ -225,4 +225,4 @@ def test_readme_code_runs() -> None:
     assert blocks
     done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Once upon a time")
+    assert done.stdout.startswith("Once upon a time") and "\nThe little fox" in done.stdout

@@ -48,6 +48,7 @@ def execute(path: Path) -> None:
         timeout=300,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,  # a text that was printed piece by piece is one output
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
