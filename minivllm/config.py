@@ -1,4 +1,5 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb, 08_scheduler.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 08_scheduler.ipynb, 09_engine.ipynb by tools/export.py; edit
+# there.
 """What a model folder's config.json says: read once, checked once, named once."""
 
 import json
@@ -217,3 +218,47 @@ def num_blocks_that_fit(budget_bytes: int, *, model_bytes: int, peak_bytes: int,
             "max_num_batched_tokens (it sets the largest step), or take a smaller model."
         )
     return num_blocks
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that an engine can be told. Names and defaults are vLLM's where it has them.
+
+    model: a folder, or a name on the Hugging Face hub. max_model_len: tokens of one sequence (None: the model's limit).
+    gpu_memory_utilization: share of the GPU's memory that weights, activations and cache may take together.
+    num_kvcache_blocks: blocks of block_size tokens (None: as many as the memory holds).
+    dtype: "auto" is the model's own on a GPU and float32 on a CPU. attention_backend: "auto" is "triton" on a GPU and
+    "torch" on a CPU. seed: of the requests that bring none. enforce_eager: no recorded CUDA graphs.
+
+    Raises ConfigError for a value outside its range.
+    """
+
+    model: str
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    block_size: int = 16
+    num_kvcache_blocks: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    seed: int = 0
+    attention_backend: str = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; supported are {', '.join(map(repr, DTYPES))}")
+        if self.kv_cache_dtype != "auto":
+            raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is not supported; 'auto' is the model's dtype")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be above 0, at most 1, not {self.gpu_memory_utilization}")
+        for name in ("block_size", "num_kvcache_blocks", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")

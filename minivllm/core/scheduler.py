@@ -1,4 +1,4 @@
-# Generated from notebooks/08_scheduler.ipynb by tools/export.py; edit there.
+# Generated from notebooks/08_scheduler.ipynb, 09_engine.ipynb by tools/export.py; edit there.
 """Who runs next: one token budget per step, first come first served, preemption by recomputation."""
 
 from collections import deque
@@ -259,3 +259,9 @@ class Scheduler:
         if forks:
             self.waiting.insert(self.waiting.index(parent) if parent in self.waiting else 0, forks[0])
             self._forks[forks[0].seq_id] = forks[1:]
+
+    def retreat(self) -> None:
+        """Send all running sequences back to `waiting`, after a step that failed half-way: their blocks may hold
+        anything. They keep their tokens and compute them again, so no answer changes."""
+        while self.running:
+            self._preempt_last()

@@ -1,5 +1,5 @@
-# Generated from notebooks/05_context.ipynb, 06_triton_decode.ipynb, 07_triton_prefill.ipynb by tools/export.py; edit
-# there.
+# Generated from notebooks/05_context.ipynb, 06_triton_decode.ipynb, 07_triton_prefill.ipynb, 09_engine.ipynb by
+# tools/export.py; edit there.
 """Which functions write and read the pages: a choice of the engine, which no answer depends on."""
 
 import importlib.util
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from minivllm.kernels import reference
+from minivllm.kernels import reference, sparse
 
 
 class BackendError(ValueError):
@@ -32,8 +32,13 @@ class AttentionBackend:
 
 
 def torch_backend() -> AttentionBackend:
-    """Plain PyTorch: runs anywhere."""
-    return AttentionBackend("torch", reference.store_kv, reference.paged_prefill, reference.paged_decode)
+    """Plain PyTorch: runs anywhere. On a CPU the pages are read in place (kernels/sparse.py), else gathered."""
+
+    def choose(name: str) -> Callable[..., Tensor]:
+        fast, plain = getattr(sparse, name), getattr(reference, name)
+        return lambda q, *args, **options: (fast if sparse.can_run(q) else plain)(q, *args, **options)
+
+    return AttentionBackend("torch", reference.store_kv, choose("paged_prefill"), choose("paged_decode"))
 
 
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch": torch_backend, "triton": lambda: triton_backend()}

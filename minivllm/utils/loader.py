@@ -1,4 +1,4 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 09_engine.ipynb by tools/export.py; edit there.
 """Weights from a Hugging Face folder into a model whose parameters have the same names."""
 
 import json
@@ -70,3 +70,25 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
             filled.add(id(targets[name]))
     if empty := [name for name, target in targets.items() if id(target) not in filled]:
         raise WeightsError(f"no file in {folder} has {empty[0]} ({len(empty)} parameters are missing)")
+
+
+class ModelNotFoundError(ValueError):
+    """A model that is neither a folder nor on the hub."""
+
+
+WANTED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model: `name` itself if it is one, else the hub's model of that name, downloaded if need be.
+
+    Raises ModelNotFoundError when neither is there, or the hub cannot be reached.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    import huggingface_hub  # here, as a folder needs no hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=WANTED_FILES))
+    except (huggingface_hub.errors.HFValidationError, OSError) as error:  # no network and no such model are OSErrors
+        raise ModelNotFoundError(f"{name!r} is no folder here, and the hub did not give it: {error}") from error

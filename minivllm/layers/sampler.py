@@ -1,0 +1,165 @@
+# Generated from notebooks/09_engine.ipynb by tools/export.py; edit there.
+"""From logits to tokens: all rows at once, each by its own rules, with random numbers that depend on nothing else."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minivllm.core.sequence import Sequence
+from minivllm.sampling_params import SamplingParams
+
+
+def keep_likely(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which of the logits [num_rows, num_tokens], in descending order, may be drawn: bool, the first always.
+
+    top_k int64, top_p, min_p float32 [num_rows, 1]. As in transformers, one filter after the other: k, then p of what
+    is left, then min_p.
+    """
+    keep = torch.arange(ordered.shape[1], device=ordered.device) < top_k
+    probs = ordered.masked_fill(~keep, float("-inf")).softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # probability of all that is more likely
+    keep &= (before < top_p) | (top_p >= 1)
+    return keep & (probs >= min_p * probs[:, :1])
+
+
+GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: multiples of it are spread evenly over the 64 bits
+
+
+def shift(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right of int64: zeros come in. PyTorch's own >> copies the sign bit."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """A one-to-one map of int64 to int64; each input bit changes about half of the output bits. It is the finalizer of
+    splitmix64 (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195)."""
+    x = (x ^ shift(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ shift(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ shift(x, 31)
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Noise from the Gumbel distribution for each (key, token): float32 [num_rows, num_tokens].
+    keys int64 [num_rows]; token_ids int64 [num_rows or 1, num_tokens]."""
+    bits = shift(scramble(keys[:, None] + token_ids * GOLDEN), 41)  # 23 bits: with 24, float32 would round up to 1
+    uniform = (bits.float() + 0.5) * 2.0**-23  # between 0 and 1, both excluded
+    return -torch.log(-torch.log(uniform))
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """A sequence that is to get a token, what its request asks for, and the seed of its random numbers."""
+
+    seq: Sequence
+    params: SamplingParams
+    seed: int
+
+
+class SamplingBatch:
+    """The parameters of a step's rows as tensors [num_rows], on the device of the logits."""
+
+    def __init__(self, rows: list[SamplingRow], device: torch.device) -> None:
+        self.rows, self.device = rows, device
+        self.random_rows = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+
+    def column(self, values: list[int] | list[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Values of some rows as a tensor on the device."""
+        return torch.tensor(values, dtype=dtype).to(self.device)
+
+    def of_random_rows(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One parameter of the rows that draw random numbers, [num_random_rows, 1]."""
+        return self.column([getattr(self.rows[i].params, name) for i in self.random_rows], dtype)[:, None]
+
+    def keys(self) -> Tensor:
+        """One key for each random row: of its seed and its position, and of nothing else. int64 [num_random_rows]."""
+        seeds = self.column([self.rows[i].seed for i in self.random_rows], torch.int64)
+        positions = self.column([self.rows[i].seq.num_tokens for i in self.random_rows], torch.int64)
+        return scramble(scramble(seeds) + positions * GOLDEN)
+
+    def where(self, cells: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
+        """(row, token ids) pairs as two index tensors, for logits[index] = …"""
+        lengths = [len(ids) for _, ids in cells]
+        row_index = np.repeat(np.array([row for row, _ in cells], np.int64), lengths)
+        token_index = np.fromiter(chain.from_iterable(ids for _, ids in cells), np.int64, sum(lengths))
+        return torch.from_numpy(row_index).to(self.device), torch.from_numpy(token_index).to(self.device)
+
+
+def ban_stops(logits: Tensor, batch: SamplingBatch) -> None:
+    """Rule out, in place, the stop tokens of answers that are shorter than their min_tokens."""
+    early = [(i, r) for i, r in enumerate(batch.rows) if r.seq.num_completion_tokens < r.params.min_tokens]
+    if cells := [(i, list(row.seq.stop_token_ids)) for i, row in early if row.seq.stop_token_ids]:
+        logits[batch.where(cells)] = float("-inf")
+
+
+def apply_repetition(logits: Tensor, batch: SamplingBatch) -> None:
+    """In place: logits of tokens in prompt or answer are divided by the penalty where positive, else multiplied."""
+    wanted = [i for i, row in enumerate(batch.rows) if row.params.repetition_penalty != 1.0]
+    if not wanted:
+        return
+    where = batch.where([(i, sorted(set(batch.rows[i].seq.token_ids))) for i in wanted])
+    penalty = batch.column([row.params.repetition_penalty for row in batch.rows])[where[0]]
+    seen = logits[where]
+    logits[where] = torch.where(seen > 0, seen / penalty, seen * penalty)
+
+
+def apply_presence_and_frequency(logits: Tensor, batch: SamplingBatch) -> None:
+    """In place: subtracts presence_penalty once, and frequency_penalty per occurrence, for tokens of the answer."""
+    asking = [(i, r) for i, r in enumerate(batch.rows) if r.params.presence_penalty or r.params.frequency_penalty]
+    if not asking:
+        return
+    where = batch.where([(i, row.seq.completion_token_ids) for i, row in asking])
+    counts = torch.zeros_like(logits).index_put_(where, torch.ones((), device=logits.device), accumulate=True)
+    presence = batch.column([row.params.presence_penalty for row in batch.rows])[:, None]
+    frequency = batch.column([row.params.frequency_penalty for row in batch.rows])[:, None]
+    logits -= presence * (counts > 0) + frequency * counts
+
+
+def draw(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """A token for each random row, by the Gumbel-max trick: [num_random_rows, vocab_size] → int64 [num_random_rows]."""
+    logits = logits / batch.of_random_rows("temperature")
+    params = [batch.rows[i].params for i in batch.random_rows]
+    ids = torch.arange(logits.shape[1], device=logits.device)[None]
+    if any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params):
+        logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+        limits = [p.top_k if p.top_k > 0 else logits.shape[1] for p in params]
+        top_k = batch.column(limits, torch.int64)[:, None]
+        keep = keep_likely(logits, top_k, batch.of_random_rows("top_p"), batch.of_random_rows("min_p"))
+        logits = logits.masked_fill(~keep, float("-inf"))
+    best = (logits + gumbel_noise(batch.keys(), ids)).argmax(dim=-1, keepdim=True)
+    return ids.expand(len(logits), -1).gather(1, best)[:, 0]
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, rows: list[SamplingRow]) -> list[int]:
+    """The next token of each row. logits float32 [num_rows, vocab_size]; changed in place by bans and penalties."""
+    batch = SamplingBatch(rows, logits.device)
+    ban_stops(logits, batch)
+    apply_repetition(logits, batch)
+    apply_presence_and_frequency(logits, batch)
+    tokens = logits.argmax(dim=-1)
+    if batch.random_rows:
+        chosen = torch.tensor(batch.random_rows, device=logits.device)
+        tokens[chosen] = draw(logits[chosen], batch)
+    return tokens.tolist()
+
+
+@torch.inference_mode()
+def top_logprobs(logits: Tensor, token_ids: list[int], num_top: int) -> list[dict[int, tuple[float, int]]]:
+    """For each row {token id: (log probability, rank)}: of its token, then of its num_top most likely ones.
+
+    logits float32 [num_rows, vocab_size], before any penalty; rank 1 is the most likely token.
+    """
+    logprobs = logits.log_softmax(dim=-1)
+    own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    values, ids = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
+    found = []
+    for token, value, rank, *top in zip(
+        token_ids, own[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), strict=True
+    ):
+        best = {top_id: (top_value, place) for place, (top_id, top_value) in enumerate(zip(*top, strict=True), 1)}
+        found.append({token: (value, rank)} | best)
+    return found
