@@ -31,8 +31,8 @@ from minivllm.core.sequence import Sequence
 
 LONG = os.environ.get("MINIVLLM_LONG_TESTS") == "1"
 SETTINGS = settings(
-    max_examples=60_000 if LONG else 2_000,
-    stateful_step_count=60 if LONG else 30,
+    max_examples=20_000 if LONG else 2_000,
+    stateful_step_count=50 if LONG else 30,
     derandomize=not LONG,
     deadline=None,
     database=None,
