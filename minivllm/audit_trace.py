@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 from minivllm.core.block_manager import BlockManager
-from minivllm.engine import model_runner
 from minivllm.kernels.backends import AttentionBackend
 from minivllm.layers.attention import Attn
 from minivllm.utils import context as context_module
@@ -83,11 +82,10 @@ def watch() -> Iterator[Trace]:
     trace = Trace()
     set_context, forward_paged = context_module.set_context, Attn.forward_paged
     take, hold, release = BlockManager._take, BlockManager._hold, BlockManager._release
-    make_context = model_runner.ModelRunner.make_context
 
     def counting_set_context(context: Context | None) -> object:
         trace.set_context_calls += context is not None
-        return set_context(context)
+        return set_context(context and watched(context, trace))
 
     def in_layer(self: Attn, *args: Any) -> Any:
         token = _layer.set(self.layer_idx)
@@ -116,7 +114,6 @@ def watch() -> Iterator[Trace]:
         (BlockManager, "_take", counting_take),
         (BlockManager, "_hold", counting_hold),
         (BlockManager, "_release", counting_release),
-        (model_runner.ModelRunner, "make_context", lambda *args: watched(make_context(*args), trace)),
     ]
     with ExitStack() as stack:
         for owner, name, replacement in replacements:

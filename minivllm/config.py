@@ -1,5 +1,5 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb, 08_scheduler.ipynb, 09_engine.ipynb by tools/export.py; edit
-# there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 08_scheduler.ipynb, 09_engine.ipynb, 10_gpu_performance.ipynb by
+# tools/export.py; edit there.
 """What a model folder's config.json says: read once, checked once, named once."""
 
 import json
@@ -229,6 +229,8 @@ class EngineConfig:
     num_kvcache_blocks: blocks of block_size tokens (None: as many as the memory holds).
     dtype: "auto" is the model's own on a GPU and float32 on a CPU. attention_backend: "auto" is "triton" on a GPU and
     "torch" on a CPU. seed: of the requests that bring none. enforce_eager: no recorded CUDA graphs.
+    async_scheduling: launch a step before the tokens of the one before it are known. fused_kernels: run the model on
+    packed weights and fused kernels. None: on a GPU.
 
     Raises ConfigError for a value outside its range.
     """
@@ -247,6 +249,9 @@ class EngineConfig:
     seed: int = 0
     attention_backend: str = "auto"
     device: str = "auto"
+
+    async_scheduling: bool | None = None
+    fused_kernels: bool | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -1,6 +1,7 @@
-# Generated from notebooks/09_engine.ipynb by tools/export.py; edit there.
+# Generated from notebooks/09_engine.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """What a user sees: prompts in, text out."""
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -81,16 +82,16 @@ class LLM:
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:
         """Step until these requests are finished; others that the engine has are served along."""
-        metrics = self.llm_engine.metrics
-        before, num_finished = metrics.num_generated_tokens, 0
-        with interrupts_between_steps() as pressed, tqdm(total=len(requests), disable=not use_tqdm, unit="req") as bar:
-            while num_finished < len(requests):
-                self.llm_engine.step()
+        metrics, waiting = self.llm_engine.metrics, {request.request_id for request in requests}
+        before = metrics.num_generated_tokens
+        progress = tqdm(total=len(requests), disable=not use_tqdm, unit="req")
+        with collector_paused(), interrupts_between_steps() as pressed, progress as bar:
+            while waiting:
+                done = waiting.intersection(request.request_id for request in self.llm_engine.step())
+                waiting -= done
                 if pressed.is_set():
                     raise KeyboardInterrupt
-                now = sum(request.finished for request in requests)
-                bar.update(now - num_finished)
-                num_finished = now
+                bar.update(len(done))
                 seconds = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{(metrics.num_generated_tokens - before) / seconds:,.0f} tok/s", refresh=False)
 
@@ -172,3 +173,15 @@ def interrupts_between_steps() -> Iterator[threading.Event]:
 def is_one_prompt(prompts: Prompt | list[Prompt]) -> bool:
     """A list of integers is one prompt; a list of anything else is several."""
     return not isinstance(prompts, list | tuple) or (bool(prompts) and all(isinstance(p, int) for p in prompts))
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No search for reference cycles inside the block: it walks over every cached block, and finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,5 +1,6 @@
 """The interface: four forms of prompts, refusals that name what is wrong, streams, interrupts, metrics, models."""
 
+import importlib.util
 import inspect
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -331,15 +333,15 @@ def test_logprobs() -> None:
 
 def test_ctrl_c_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm()
-    run, steps = llm.llm_engine.runner.run, []
+    launch, steps = llm.llm_engine.runner.launch, []
 
-    def interrupted(batch: object) -> torch.Tensor:
+    def interrupted(*step: object) -> object:
         steps.append(1)
         if len(steps) == 3:
             os.kill(os.getpid(), signal.SIGINT)  # in the middle of a step
-        return run(batch)
+        return launch(*step)
 
-    monkeypatch.setattr(llm.llm_engine.runner, "run", interrupted)
+    monkeypatch.setattr(llm.llm_engine.runner, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["The fox", "A king"], replace(GREEDY, max_tokens=50), use_tqdm=False)
     assert len(steps) == 3
@@ -351,14 +353,14 @@ def test_ctrl_c_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_step_that_fails_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(block_size=4)
     request = engine.add_request(PROMPT, SamplingParams(n=2, temperature=0, max_tokens=6))
-    run, failures = engine.runner.run, iter([False, True, False, True] + [False] * 50)
+    launch, failures = engine.runner.launch, iter([False, True, False, True] + [False] * 50)
 
-    def out_of_memory(batch: object) -> torch.Tensor:
+    def out_of_memory(*step: object) -> object:
         if next(failures):
             raise RuntimeError("out of memory")
-        return run(batch)
+        return launch(*step)
 
-    monkeypatch.setattr(engine.runner, "run", out_of_memory)
+    monkeypatch.setattr(engine.runner, "launch", out_of_memory)
     failed = 0
     while engine.has_unfinished_requests():
         try:
@@ -442,6 +444,23 @@ def test_the_widest_step_is_as_wide_as_the_scheduler_may_make_it() -> (
         assert sum(len(row.block_table) for row in batch.rows) <= num_blocks
 
 
+def test_the_profiling_pass_runs_the_widest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with a stand-in for the counters of torch.cuda that a model on a GPU would move."""
+    counters = {"memory_allocated": iter([100, 140]), "max_memory_allocated": iter([175])}
+    for name, values in counters.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, values=values: next(values))
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    seen, model = [], storyteller()[0]
+    hook = model.model.register_forward_pre_hook(lambda module, arguments: seen.append(len(arguments[0])))
+    config = EngineConfig(model="", max_num_batched_tokens=70, max_num_seqs=8)
+    try:
+        assert memory.measure_peak(model, config, 32, "torch") == (100, 35), "the cache of 40 is not counted"
+    finally:
+        hook.remove()
+    assert seen == [70]
+
+
 def test_dtype_auto() -> None:
     config = storyteller()[0].config
     assert pick_dtype("auto", config, torch.device("cpu")) == torch.float32
@@ -490,6 +509,19 @@ def test_the_backend_changes_no_greedy_token(monkeypatch: pytest.MonkeyPatch) ->
     assert told[0] == told[1]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton has wheels for Linux only")
+def test_the_kernels_change_no_greedy_token(tmp_path: Path) -> None:
+    """A model of one layer, as the interpreter takes milliseconds for each program of a kernel."""
+    save_random_model("qwen3", tmp_path, num_hidden_layers=1)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    options = {"block_size": 16, "num_kvcache_blocks": 8, "max_num_batched_tokens": 8, "max_num_seqs": 2}
+    told = [
+        LLM(tmp_path, attention_backend=backend, **options).generate([[5, 6, 7], [9] * 6], params, use_tqdm=False)
+        for backend in ("torch", "triton")
+    ]
+    assert [o.outputs[0].token_ids for o in told[0]] == [o.outputs[0].token_ids for o in told[1]]
+
+
 SMALL = {
     "vocab_size": 120,
     "hidden_size": 48,
@@ -515,17 +547,23 @@ ARCHITECTURES = {
 }
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_answers_like_transformers(name: str, tmp_path: Path) -> None:
+def save_random_model(name: str, folder: Path, **sizes: int) -> Any:
+    """A small model of an architecture with random weights, saved to the folder; returns transformers' model."""
     import transformers
 
     family, extra = ARCHITECTURES[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SMALL, **extra, eos_token_id=1, bos_token_id=0)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **extra, **sizes}, eos_token_id=1, bos_token_id=0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     for parameter in model.parameters():  # random biases too, and logits that differ
         torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_answers_like_transformers(name: str, tmp_path: Path) -> None:
+    model = save_random_model(name, tmp_path)
     prompts = [[5, 6, 7], list(range(20, 60)), [9]]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     llm = LLM(tmp_path, block_size=4, num_kvcache_blocks=40, max_num_batched_tokens=16, max_num_seqs=4)

@@ -1,4 +1,5 @@
-# Generated from notebooks/03_block_manager.ipynb, 04_prefix_caching.ipynb by tools/export.py; edit there.
+# Generated from notebooks/03_block_manager.ipynb, 04_prefix_caching.ipynb, 10_gpu_performance.ipynb by tools/export.py;
+# edit there.
 """Which physical block holds which tokens: plain bookkeeping, no tensors."""
 
 from __future__ import annotations
@@ -286,6 +287,13 @@ class BlockManager:
         listed = sum(entry is not None for entry in self._entries)
         if listed != len(self._cached):
             raise BlockManagerError(f"{listed} blocks say that they are findable, {len(self._cached)} can be found")
+
+    def is_ready(self, seq: Sequence, num_tokens: int) -> bool:
+        """Whether `append(seq, num_tokens)` has nothing to do: one block to write, there already, and private."""
+        table, block = self._tables[seq.seq_id], seq.num_computed_tokens // self.block_size
+        if num_tokens > len(table) * self.block_size or block != len(table) - 1:
+            return False
+        return self._ref_counts[table[block]] == 1 and self._entries[table[block]] is None
 
 
 @dataclass(slots=True)

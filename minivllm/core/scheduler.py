@@ -1,4 +1,4 @@
-# Generated from notebooks/08_scheduler.ipynb, 09_engine.ipynb by tools/export.py; edit there.
+# Generated from notebooks/08_scheduler.ipynb, 09_engine.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """Who runs next: one token budget per step, first come first served, preemption by recomputation."""
 
 from collections import deque
@@ -115,6 +115,8 @@ class Scheduler:
 
         None when `seq` was the last one itself, and had to go.
         """
+        if self.block_manager.is_ready(seq, end):
+            return []
         while True:
             try:
                 return self.block_manager.append(seq, end)
@@ -172,52 +174,40 @@ class Scheduler:
         return batch
 
     def _reason_to_finish(self, seq: Sequence) -> FinishReason | None:
-        if seq.token_ids[-1] in seq.stop_token_ids and seq.num_completion_tokens >= seq.min_tokens:
+        num_generated = seq.num_completion_tokens  # those that are pending belong to a later step
+        if seq.token_ids[-1] in seq.stop_token_ids and num_generated >= seq.min_tokens:
             return "stop"
-        if seq.num_completion_tokens >= seq.max_tokens or seq.num_tokens >= self.max_seq_len:
-            return "length"
-        return None
+        ended = num_generated >= seq.max_tokens or len(seq.token_ids) >= self.max_seq_len
+        return "length" if ended else None
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is SequenceStatus.RUNNING:
             self.block_manager.free(seq)
+        seq.num_pending_tokens = 0
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         del self._unfinished[seq.seq_id]
 
-    def _advance(self, row: ScheduledSequence, token: int | None) -> bool:
-        """Move a sequence to the end of its row; True when that was its last step."""
+    def _advance(self, row: ScheduledSequence, place: int, longest: int) -> bool:
+        """Move a sequence to the end of its row; True when its length ends it there."""
         seq = row.seq
         seq.num_computed_tokens = row.end
         if seq.seq_id in self._forks and row.end >= seq.num_prompt_tokens:
             self._start_forks(seq)
-        if token is not None:
-            seq.append_token(token)
-        # Now the K and V are written: only from here on may another sequence find these blocks.
-        self.block_manager.register(seq)
-        reason = None if token is None else self._reason_to_finish(seq)
-        if reason is not None:
-            self._end(seq, reason)
-        return reason is not None
+        if not row.needs_logits:
+            return False
+        seq.num_pending_tokens += 1
+        seq.pending_place = place
+        num_tokens = row.end + 1
+        return num_tokens - seq.num_prompt_tokens >= seq.max_tokens or num_tokens >= longest
 
     def update(self, batch: Batch, sampled: list[int]) -> list[Sequence]:
-        """Take in the results of a step: append, register full blocks, finish, free. Returns who finished.
-
-        `sampled` holds one token for each row that needs logits, in the order of the rows. Rows whose sequence was
-        aborted while the step ran are skipped. Raises SchedulerError when the number of tokens does not match.
-        """
+        """Take in the results of a step that ran alone: `advance` and `settle` in one. Returns who finished."""
         expected = sum(row.needs_logits for row in batch.rows)
         if len(sampled) != expected:
             raise SchedulerError(f"{expected} rows of this step need a token, but {len(sampled)} were sampled")
-        tokens = iter(sampled)
-        finished = []
-        for row in batch.rows:
-            token = next(tokens) if row.needs_logits else None
-            if row.seq.status is SequenceStatus.RUNNING and self._advance(row, token):
-                finished.append(row.seq)
-        if finished:
-            self.running = [seq for seq in self.running if seq.status is SequenceStatus.RUNNING]
-        return finished
+        self.advance(batch)
+        return self.settle(batch, sampled)
 
     def _start_forks(self, parent: Sequence) -> None:
         """The prompt is in the cache: as many forks as there are places share its blocks, the others queue first."""
@@ -240,16 +230,14 @@ class Scheduler:
     def finish(self, seq_id: int, reason: FinishReason) -> Sequence | None:
         """End a sequence from outside and free its blocks; None when no such sequence is unfinished.
 
-        The engine calls this when a stop string has appeared. If a step with the sequence is under way, `update`
-        skips its row.
+        The engine calls this when a stop string has appeared. If a step with the sequence is under way, `settle`
+        skips its row; and whoever gets its blocks writes into them in a later step.
         """
         seq = self._unfinished.get(seq_id)
         if seq is None:
             return None
         self._pass_on_forks(seq)
-        for queue in (self.running, self.waiting, *self._forks.values()):
-            if seq in queue:
-                queue.remove(seq)
+        self._leave_queues(seq)
         self._end(seq, reason)
         return seq
 
@@ -265,3 +253,55 @@ class Scheduler:
         anything. They keep their tokens and compute them again, so no answer changes."""
         while self.running:
             self._preempt_last()
+
+    def advance(self, batch: Batch) -> None:
+        """The step was launched: move its sequences on, each with a pending token where it needs one.
+
+        Whoever reaches its length with that token is not scheduled again, and keeps its blocks until `settle`.
+        """
+        place, longest, ending = 0, self.max_seq_len, set()
+        for row in batch.rows:
+            if row.seq.status is SequenceStatus.RUNNING and self._advance(row, place, longest):
+                ending.add(row.seq.seq_id)
+            place += row.needs_logits
+        if ending:
+            self.running = [seq for seq in self.running if seq.seq_id not in ending]
+
+    def settle(self, batch: Batch, sampled: list[int]) -> list[Sequence]:
+        """The tokens of a launched step have arrived: append, register full blocks, finish, free. Returns who finished.
+
+        `sampled` holds one token for each row that needs logits, in the order of the rows. Rows whose sequence has
+        finished meanwhile are skipped. Raises SchedulerError when the number of tokens does not match.
+        """
+        expected = sum(row.needs_logits for row in batch.rows)
+        if len(sampled) != expected:
+            raise SchedulerError(f"{expected} rows of this step need a token, but {len(sampled)} were sampled")
+        tokens = iter(sampled)
+        finished = []
+        for row in batch.rows:
+            token = next(tokens) if row.needs_logits else None
+            if row.seq.status is not SequenceStatus.FINISHED and self._take_in(row, token):
+                finished.append(row.seq)
+        return finished
+
+    def _take_in(self, row: ScheduledSequence, token: int | None) -> bool:
+        """Append a token that was pending; True when it was the last."""
+        seq = row.seq
+        if token is not None:
+            seq.append_token(token)
+            seq.num_pending_tokens -= 1
+        # The K and V are written, or will be before any later step runs: others may find the blocks that are full. A
+        # token alone fills one only now and then, and the sequence may be a token further than this row.
+        may_be_full = row.num_new_tokens > 1 or seq.num_computed_tokens % self.block_manager.block_size <= 1
+        if may_be_full and seq.status is SequenceStatus.RUNNING:
+            self.block_manager.register(seq)
+        reason = None if token is None else self._reason_to_finish(seq)
+        if reason is not None:
+            self._leave_queues(seq)
+            self._end(seq, reason)
+        return reason is not None
+
+    def _leave_queues(self, seq: Sequence) -> None:
+        for queue in (self.running, self.waiting, *self._forks.values()):
+            if seq in queue:
+                queue.remove(seq)

@@ -1,5 +1,5 @@
-# Generated from notebooks/03_block_manager.ipynb, 04_prefix_caching.ipynb, 08_scheduler.ipynb by tools/export.py; edit
-# there.
+# Generated from notebooks/03_block_manager.ipynb, 04_prefix_caching.ipynb, 08_scheduler.ipynb, 10_gpu_performance.ipynb
+# by tools/export.py; edit there.
 """One request, as the bookkeeping sees it: token ids, and how far the engine has come with them."""
 
 from enum import Enum
@@ -18,6 +18,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first admitted
     num_preemptions: int = 0  # how often its blocks were taken away before it was done
+    num_pending_tokens: int = 0  # sampled, but so far only the device knows their values
+    pending_place: int = 0  # of the newest of them: its number among the tokens that its step sampled
 
     def __init__(
         self,
@@ -44,8 +46,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that exist: prompt and completion."""
-        return len(self.token_ids)
+        """Tokens that exist: prompt and completion, those whose values are not here yet included."""
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_completion_tokens(self) -> int:
@@ -61,6 +63,11 @@ class Sequence:
     def completion_token_ids(self) -> list[int]:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    def input_ids(self, start: int, end: int) -> list[int]:
+        """The tokens [start, end) as the model takes them; a pending one is −1 − its place."""
+        known = self.token_ids[start:end]
+        return known if end <= len(self.token_ids) else [*known, -1 - self.pending_place]
 
 
 class SequenceStatus(Enum):

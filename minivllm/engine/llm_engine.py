@@ -1,4 +1,4 @@
-# Generated from notebooks/09_engine.ipynb by tools/export.py; edit there.
+# Generated from notebooks/09_engine.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """The step loop: requests in, and step by step their tokens out."""
 
 import hashlib
@@ -17,13 +17,14 @@ from minivllm.core.batch import Batch
 from minivllm.core.block_manager import BlockManager
 from minivllm.core.kv_cache import PagedKVCache
 from minivllm.core.scheduler import Scheduler
-from minivllm.core.sequence import Sequence
+from minivllm.core.sequence import Sequence, SequenceStatus
 from minivllm.engine.detokenizer import Detokenizer, TextStream
+from minivllm.engine.fast_runner import FastRunner
 from minivllm.engine.memory import count_blocks
-from minivllm.engine.model_runner import ModelRunner
 from minivllm.engine.request import Request, Sample
+from minivllm.engine.transfer import Launched
 from minivllm.kernels.backends import load_backend
-from minivllm.layers.sampler import SamplingRow, sample, top_logprobs
+from minivllm.layers.sampler import SamplingRow, top_logprobs
 from minivllm.model.qwen3 import Qwen3
 from minivllm.outputs import Logprob, RequestMetrics
 from minivllm.sampling_params import SamplingParams, SamplingParamsError
@@ -96,6 +97,8 @@ class LLMEngine:
     also ModelNotFoundError, FileNotFoundError and WeightsError.
     """
 
+    _under_way: Launched | None = None
+
     def __init__(self, config: EngineConfig, model: Qwen3, tokenizer: Any | None = None) -> None:
         self.config, self.model, self.tokenizer = config, model, tokenizer
         backend = pick_backend(config.attention_backend, model.lm_head.weight.device)
@@ -123,7 +126,12 @@ class LLMEngine:
         cache = PagedKVCache.for_model(
             self.model.config, num_blocks, block_size, device=weight.device, dtype=weight.dtype
         )
-        self.runner = ModelRunner(self.model, cache, backend=backend)
+        on_gpu = weight.is_cuda and backend == "triton"
+        fused, ahead = self.config.fused_kernels, self.config.async_scheduling
+        self.runs_ahead = on_gpu if ahead is None else ahead
+        self.runner = FastRunner(self.model, cache, limits, backend=backend, fused=on_gpu if fused is None else fused)
+        if on_gpu and not self.config.enforce_eager:
+            self.runner.record_steps()
 
     def tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text (if there is one) and token ids of a prompt. Raises PromptError for one that cannot be run."""
@@ -190,39 +198,34 @@ class LLMEngine:
         return bool(self._requests)
 
     def step(self) -> list[Request]:
-        """Let the scheduler choose, the model compute and the sampler choose tokens, once; returns who finished.
+        """Launch a step, and take in the tokens of the one before it; returns who finished.
 
-        If the model or the sampler raises, the step is undone: all sequences keep the tokens that they had.
+        If a launch raises, the step is undone: all sequences keep the tokens that they had.
         """
         if not self._requests:
             return []
         with timed(self.metrics, "schedule_seconds"):
             batch = self.scheduler.schedule()
+        launched = self._compute(batch) if batch.rows else None
+        finished = self._settle()
+        self._under_way = launched
+        if launched is not None and not (self.runs_ahead and self._can_wait(launched)):
+            finished += self._settle()
+        return finished
+
+    def _compute(self, batch: Batch) -> Launched:
         self._note_start(batch)
+        samples = [self._owners[row.seq.seq_id][1] for row in batch.rows if row.needs_logits]
         try:
-            tokens = self._compute(batch)
+            with timed(self.metrics, "model_seconds"):
+                tokens = self.runner.launch(batch, [sample.row for sample in samples])
         except BaseException:
             self.scheduler.retreat()
+            self._settle()  # the step before this one was fine
             raise
         with timed(self.metrics, "schedule_seconds"):
-            self.scheduler.update(batch, tokens)
-        return self._take_in(batch)
-
-    def _compute(self, batch: Batch) -> list[int]:
-        """The model's part and the sampler's: a token for each row that needs one."""
-        with timed(self.metrics, "model_seconds"):
-            logits = self.runner.run(batch)
-        with timed(self.metrics, "sample_seconds"):
-            samples = [self._owners[row.seq.seq_id][1] for row in batch.rows if row.needs_logits]
-            asking = [i for i, one in enumerate(samples) if one.row.params.logprobs is not None]
-            raw = logits[asking]  # a copy: penalties change the logits in place
-            tokens = sample(logits, [one.row for one in samples])
-            if asking:
-                self._note_logprobs([samples[i] for i in asking], raw, [tokens[i] for i in asking])
-        self.metrics.num_steps += 1
-        self.metrics.num_computed_tokens += batch.num_tokens
-        self.metrics.num_generated_tokens += len(tokens)
-        return tokens
+            self.scheduler.advance(batch)
+        return Launched(batch, samples, tokens)
 
     def _note_logprobs(self, samples: list[Sample], logits: Tensor, tokens: list[int]) -> None:
         widest = max(one.row.params.logprobs for one in samples)
@@ -244,16 +247,20 @@ class LLMEngine:
             metrics.first_scheduled_time = metrics.first_scheduled_time or now
 
     def _take_in(self, batch: Batch) -> list[Request]:
-        """After a step: first-token times, stop strings, who finished."""
-        now, touched = time.perf_counter(), {}
+        """After a step: first-token times, stop strings, who finished. Who is gone already is skipped."""
+        now, ended = time.perf_counter(), {}
         for row in batch.rows:
-            request, sample = self._owners[row.seq.seq_id]
-            if row.needs_logits:
-                request.metrics.first_token_time = request.metrics.first_token_time or now
-                if request.params.stop_strings:
-                    self._stop_at_string(sample)
-                touched[request.request_id] = request
-        finished = [request for request in touched.values() if request.finished]
+            owner = self._owners.get(row.seq.seq_id)
+            if owner is None or not row.needs_logits:
+                continue
+            request, sample = owner
+            if request.metrics.first_token_time is None:
+                request.metrics.first_token_time = now
+            if request.params.stop_strings:
+                self._stop_at_string(sample)
+            if row.seq.status is SequenceStatus.FINISHED:
+                ended[request.request_id] = request
+        finished = [request for request in ended.values() if request.finished]
         for request in finished:
             self._close(request)
         return finished
@@ -282,6 +289,32 @@ class LLMEngine:
         metrics.num_generated_tokens = max(seq.num_completion_tokens for seq in seqs)
         metrics.num_cached_tokens = seqs[0].num_cached_tokens
         metrics.num_preemptions = sum(seq.num_preemptions for seq in seqs)
+
+    def _can_wait(self, launched: Launched) -> bool:
+        """Whether the next step can be launched without the values of these tokens."""
+        return not any(sample.row.needs_values for sample in launched.samples)
+
+    def _settle(self) -> list[Request]:
+        """Wait for the tokens of the step under way, if there is one, and take them in; returns who finished."""
+        launched, self._under_way = self._under_way, None
+        if launched is None:
+            return []
+        with timed(self.metrics, "sample_seconds"):
+            tokens = launched.tokens.wait()
+        self._note_tokens(launched, tokens)
+        with timed(self.metrics, "schedule_seconds"):
+            self.scheduler.settle(launched.batch, tokens)
+        return self._take_in(launched.batch)
+
+    def _note_tokens(self, launched: Launched, tokens: list[int]) -> None:
+        """Count, and look up the log probabilities that were asked for."""
+        self.metrics.num_steps += 1
+        self.metrics.num_computed_tokens += launched.batch.num_tokens
+        self.metrics.num_generated_tokens += len(tokens)
+        if launched.tokens.logits is not None:
+            asking = [i for i, one in enumerate(launched.samples) if one.row.params.logprobs is not None]
+            samples = [launched.samples[i] for i in asking]
+            self._note_logprobs(samples, launched.tokens.logits[asking], [tokens[i] for i in asking])
 
 
 def derive_seed(*parts: int | str) -> int:

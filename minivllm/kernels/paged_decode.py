@@ -1,4 +1,4 @@
-# Generated from notebooks/06_triton_decode.ipynb by tools/export.py; edit there.
+# Generated from notebooks/06_triton_decode.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """Triton kernels for decoding: one query token per sequence attends to all its pages.
 
 Three launches share the work. `plan_kernel` runs once per step and cuts the batch into work items; `decode_kernel` and
@@ -260,18 +260,16 @@ def target_arch() -> int:
 
 
 def decode_tile(num_programs: int, max_context_len: int, row_bytes: int, arch: int) -> dict[str, int]:
-    """Keys per tile, warps and pipeline stages of `decode_kernel`; row_bytes: one key of one head.
+    """Keys of a tile, warps and pipeline stages of `decode_kernel`.
 
-    A multiprocessor needs some 64 to 130 KB of loads in flight: programs on it × tiles ahead × bytes of a tile. The
-    lookup of the page shares the pipeline, so num_stages 5 keeps two tiles ahead. Measured on an H200.
+    Measured inside the engine on an H200 (figures/data/throughput_h200.json): one tile for all batches that a recorded
+    step may meet, as the grid of a recording does not change with the contexts.
     """
-    if row_bytes > 256 or arch < 80:  # float32, wide heads; no bf16 tensor cores before Ampere
+    if row_bytes > 256 or arch < 80:
         return {"KEYS": 16, "num_warps": 4, "num_stages": 3}
     if max_context_len <= 64:
         return {"KEYS": 16, "num_warps": 1, "num_stages": 2}
-    if num_programs <= 768:
-        return {"KEYS": 32, "num_warps": 1, "num_stages": 5}
-    return {"KEYS": 64, "num_warps": 2, "num_stages": 5}
+    return {"KEYS": 64, "num_warps": 2, "num_stages": 2}
 
 
 def paged_decode(

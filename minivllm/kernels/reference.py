@@ -1,4 +1,5 @@
-# Generated from notebooks/01_qwen3_from_scratch.ipynb, 05_context.ipynb by tools/export.py; edit there.
+# Generated from notebooks/01_qwen3_from_scratch.ipynb, 05_context.ipynb, 10_gpu_performance.ipynb by tools/export.py;
+# edit there.
 """Attention in plain PyTorch: what every kernel must equal. The readable twin is layers/numpy/attention.py."""
 
 import torch
@@ -102,3 +103,55 @@ def paged_decode(
     weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(dim=-1)
     attended = torch.einsum("shgk,skhd->shgd", weights, v).reshape(q.shape).to(q.dtype)
     return attended.masked_fill((context_lens == 0)[:, None, None], 0.0)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The last axis of x [..., size] at a mean square of 1, times weight [size]; the arithmetic is float32."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of x + residual, [num_tokens, hidden_size]; `residual` becomes the sum, in place. None: of x alone."""
+    total = x if residual is None else residual.add_(x)
+    return rms_norm(total, weight, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [num_tokens, num_heads, head_dim] turned by the angle whose cos and sin are [num_tokens, 1, head_dim / 2]."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def rope_and_store(
+    qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None,
+    eps: float, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+) -> Tensor:  # fmt: skip
+    """Norm and rotation of queries and keys, and K and V into the cache; returns the queries, [num_tokens, heads, dim].
+
+    qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys, values; the rest as in kernels/fused.py.
+    """
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.view(len(qkv), -1, head_dim)
+    q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    angles = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+    store_kv(rotate(k, *angles), v, k_cache, v_cache, slot_mapping)
+    return rotate(q, *angles)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [num_tokens, inner]. gate_up [num_tokens, 2 * inner]: gate, then up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def embed(token_ids: Tensor, sampled: Tensor, weight: Tensor) -> Tensor:
+    """Rows of the embedding table, [num_tokens, hidden_size]; a negative id −1 − i stands for sampled[i]."""
+    return weight[torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0)], token_ids)]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [num_rows, num_in] @ weight.T [num_in, num_out] + bias [num_out]."""
+    return torch.nn.functional.linear(x, weight, bias)

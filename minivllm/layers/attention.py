@@ -1,5 +1,5 @@
 # Generated from notebooks/01_qwen3_from_scratch.ipynb, 02_contiguous_kv_cache.ipynb, 05_context.ipynb,
-# 06_triton_decode.ipynb by tools/export.py; edit there.
+# 06_triton_decode.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """The attention of one layer: whose keys and values its queries meet."""
 
 from collections.abc import Iterator
@@ -48,11 +48,14 @@ class Attn(nn.Module):
         return causal_attention(q, keys.to(q.device), values.to(q.device), positions, k_positions, self.scale)
 
     def forward_paged(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        """Store the new K and V by slot, then attend over the pages; the sequences of the step are told apart there."""
-        backend = context.backend
-        k_cache, v_cache = context.kv_cache.layer_cache(self.layer_idx)
-        backend.store_kv(k, v, k_cache, v_cache, context.slot_mapping)
-        pages = (k_cache, v_cache, context.block_tables, context.context_lens)
+        """Store the new K and V by slot, then attend over the pages."""
+        context.backend.store_kv(k, v, *context.kv_cache.layer_cache(self.layer_idx), context.slot_mapping)
+        return self.attend_pages(q, context)
+
+    def attend_pages(self, q: Tensor, context: Context) -> Tensor:
+        """Attention over the pages, where the new K and V are already; sequences are told apart there."""
+        backend, caches = context.backend, context.kv_cache.layer_cache(self.layer_idx)
+        pages = (*caches, context.block_tables, context.context_lens)
         if context.max_seqlen_q > 1:
             return backend.paged_prefill(q, *pages, context.cu_seqlens_q, self.scale, max_seqlen_q=context.max_seqlen_q)
         return backend.paged_decode(q, *pages, self.scale, **context.plan_decode(q.shape[1]))

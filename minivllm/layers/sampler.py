@@ -1,7 +1,8 @@
-# Generated from notebooks/09_engine.ipynb by tools/export.py; edit there.
+# Generated from notebooks/09_engine.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """From logits to tokens: all rows at once, each by its own rules, with random numbers that depend on nothing else."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -56,6 +57,25 @@ class SamplingRow:
     seq: Sequence
     params: SamplingParams
     seed: int
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the token depends on logits, temperature and seed alone."""
+        p = self.params
+        filtered = not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+        return not (filtered or self.needs_values or p.min_tokens)
+
+    @cached_property
+    def needs_values(self) -> bool:
+        """Whether the host has to know the values of all earlier tokens, or all the logits."""
+        p = self.params
+        penalised = p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty
+        return bool(penalised or p.min_tokens or p.logprobs is not None)
+
+    @cached_property
+    def divisor(self) -> float:
+        """The temperature, 0 for greedy."""
+        return 0.0 if self.params.is_greedy else self.params.temperature
 
 
 class SamplingBatch:
