@@ -126,7 +126,7 @@ def trace_generation(prompt: str = "Once upon a time", max_tokens: int = 16) -> 
     from minivllm.llm import LLM
     from minivllm.sampling_params import SamplingParams
 
-    llm = LLM(num_kvcache_blocks=64)
+    llm = LLM(num_kvcache_blocks=64, enforce_eager=True)  # a replayed graph calls nothing that could be watched
     with watch() as trace:
         llm.generate([prompt, prompt], SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
     return trace.report()

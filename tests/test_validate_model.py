@@ -1,0 +1,59 @@
+"""validate_model says equal where it is, and exits with 1 where it is not."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from minivllm import STORYTELLER, validate_model
+from minivllm.core.batch import Batch
+from minivllm.engine.fast_runner import FastRunner
+
+
+def test_the_storyteller_is_equal_in_every_setting(capsys: pytest.CaptureFixture) -> None:
+    assert validate_model.main(["--tokens", "16", "--backends", "torch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 8 and all(line.endswith("equal") for line in lines[2:])
+    scarce = [line for line in lines[2:] if "scarce" in line]
+    assert len(scarce) == 4 and all(int(line.split()[4]) > 0 for line in scarce), "nobody was preempted"
+
+
+def test_a_planted_fault_is_exit_code_one(capsys: pytest.CaptureFixture) -> None:
+    wide_tables = FastRunner.wide_tables
+
+    def swapped(self: FastRunner, batch: Batch, num_rows: int) -> np.ndarray:
+        return wide_tables(self, batch, num_rows)[::-1].copy()
+
+    with patch.object(FastRunner, "wide_tables", swapped):
+        assert validate_model.main(["--tokens", "4", "--backends", "torch"]) == 1
+    assert "differ" in capsys.readouterr().out
+
+
+def test_other_weights_are_exit_code_one(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The prefill logits are compared too: an oracle with other weights cannot pass by saying the same words."""
+    from safetensors.torch import load_file, save_file
+
+    for file in STORYTELLER.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"] *= 1.0625  # scales every logit, and changes no greedy token
+    save_file(weights, tmp_path / "model.safetensors")
+    oracle = validate_model.Oracle
+    with patch.object(validate_model, "Oracle", lambda folder, device: oracle(str(tmp_path), device)):
+        assert validate_model.main(["--tokens", "2", "--backends", "torch"]) == 1
+    assert "MORE than" in capsys.readouterr().out
+
+
+def test_a_tie_is_no_difference() -> None:
+    assert validate_model.is_tie(torch.tensor([0.0, 5.0, 5.00001]))
+    assert not validate_model.is_tie(torch.tensor([0.0, 5.0, 5.01]))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "index"), [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0)]
+)
+def test_first_difference(ours: list[int], theirs: list[int], index: int | None) -> None:
+    assert validate_model.first_difference(ours, theirs) == index
