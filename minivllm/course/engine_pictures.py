@@ -107,5 +107,5 @@ def draw_ablation(seconds: Mapping[str, float]) -> Figure:
     for place, value in enumerate(seconds.values()):
         ax.text(value, place, f" {value:.2f} s", va="center", size=10)
     ax.invert_yaxis()
-    ax.set(xlabel="seconds for the same 16 requests", xlim=(0, 1.15 * max(seconds.values())))
+    ax.set(xlabel="CPU seconds for the same 16 requests", xlim=(0, 1.15 * max(seconds.values())))
     return fig
