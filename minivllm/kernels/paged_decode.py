@@ -260,16 +260,21 @@ def target_arch() -> int:
 
 
 def decode_tile(num_programs: int, max_context_len: int, row_bytes: int, arch: int) -> dict[str, int]:
-    """Keys of a tile, warps and pipeline stages of `decode_kernel`.
+    """Keys per tile, warps and pipeline stages of `decode_kernel`; row_bytes: one key of one head.
 
-    Measured inside the engine on an H200 (figures/data/throughput_h200.json): one tile for all batches that a recorded
-    step may meet, as the grid of a recording does not change with the contexts.
+    A multiprocessor needs some 64 to 130 KB of loads in flight: programs on it × tiles ahead × bytes of a tile. Measured
+    on an H200, for heads of 128 numbers of 16 bits inside the engine: one tile for all batches, as the grid of a
+    recorded step does not change with the contexts.
     """
-    if row_bytes > 256 or arch < 80:
+    if row_bytes > 256 or arch < 80:  # float32, wide heads; no bf16 tensor cores before Ampere
         return {"KEYS": 16, "num_warps": 4, "num_stages": 3}
     if max_context_len <= 64:
         return {"KEYS": 16, "num_warps": 1, "num_stages": 2}
-    return {"KEYS": 64, "num_warps": 2, "num_stages": 2}
+    if row_bytes == 256:
+        return {"KEYS": 64, "num_warps": 2, "num_stages": 2}
+    if num_programs <= 768:
+        return {"KEYS": 32, "num_warps": 1, "num_stages": 5}
+    return {"KEYS": 64, "num_warps": 2, "num_stages": 5}
 
 
 def paged_decode(
