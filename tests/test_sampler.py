@@ -20,6 +20,7 @@ from minivllm.layers.sampler import (
     SamplingRow,
     apply_presence_and_frequency,
     apply_repetition,
+    filter_tokens,
     gumbel_noise,
     keep_likely,
     sample,
@@ -144,6 +145,19 @@ def is_on_the_edge(ordered: torch.Tensor, top_k: int, top_p: float, min_p: float
     before = probs.cumsum(-1) - probs
     close_p, close_min = (before - top_p).abs().min(), (probs - min_p * probs[:, :1]).abs().min()
     return bool(min(close_p, close_min) < 1e-6)
+
+
+@pytest.mark.parametrize("spread", [3.0, 0.1], ids=["few-left", "more-left-than-looked-at-first"])
+@pytest.mark.parametrize("top_k", [0, 20, 300, 900])
+def test_filters_of_a_large_vocabulary(spread: float, top_k: int) -> None:
+    logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(5)) * spread
+    rows = [row(seed=i, top_k=top_k, top_p=0.9, min_p=0.01) for i in range(3)]
+    kept, ids = filter_tokens(logits, SamplingBatch(rows, logits.device))
+    theirs = TopKLogitsWarper(top_k)(None, logits.clone()) if top_k else logits
+    theirs = MinPLogitsWarper(0.01)(None, TopPLogitsWarper(0.9)(None, theirs))
+    ours = torch.full_like(logits, float("-inf")).scatter_(1, ids, kept)
+    assert torch.equal(ours, theirs)
+    assert (ids.shape[1] == 1000) == (spread == 0.1 and top_k == 0), "no more than needed is sorted"
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str)

@@ -183,9 +183,8 @@ class LLMEngine:
         for token_id in params.stop_token_ids or ():
             if not 0 <= token_id < vocab_size:
                 raise SamplingParamsError(f"stop_token_ids has {token_id}: ids go from 0 to {vocab_size - 1}")
-        return frozenset(params.stop_token_ids or ()).union(
-            () if params.ignore_eos else self.model.config.eos_token_ids
-        )
+        own = () if params.ignore_eos else self.model.config.eos_token_ids
+        return frozenset(own).union(params.stop_token_ids or ())
 
     def _decoder(self, params: SamplingParams) -> Callable[[list[int]], str]:
         if self.tokenizer is None:

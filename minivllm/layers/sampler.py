@@ -13,14 +13,18 @@ from minivllm.core.sequence import Sequence
 from minivllm.sampling_params import SamplingParams
 
 
-def keep_likely(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def keep_likely(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, total: Tensor | None = None) -> Tensor:
     """Which of the logits [num_rows, num_tokens], in descending order, may be drawn: bool, the first always.
 
     top_k int64, top_p, min_p float32 [num_rows, 1]. As in transformers, one filter after the other: k, then p of what
-    is left, then min_p.
+    is left, then min_p. total [num_rows, 1]: the logsumexp of the whole rows, where `ordered` is their beginning.
     """
     keep = torch.arange(ordered.shape[1], device=ordered.device) < top_k
-    probs = ordered.masked_fill(~keep, float("-inf")).softmax(dim=-1)
+    inside = ordered.masked_fill(~keep, float("-inf"))
+    norm = inside.logsumexp(dim=-1, keepdim=True)
+    if total is not None:
+        norm = torch.where(top_k > ordered.shape[1], total, norm)
+    probs = (inside - norm).exp()
     before = probs.cumsum(dim=-1) - probs  # probability of all that is more likely
     keep &= (before < top_p) | (top_p >= 1)
     return keep & (probs >= min_p * probs[:, :1])
@@ -31,15 +35,15 @@ GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: multiples of it are sp
 
 def shift(x: Tensor, bits: int) -> Tensor:
     """Logical shift to the right of int64: zeros come in. PyTorch's own >> copies the sign bit."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def scramble(x: Tensor) -> Tensor:
     """A one-to-one map of int64 to int64; each input bit changes about half of the output bits. It is the finalizer of
     splitmix64 (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195)."""
-    x = (x ^ shift(x, 30)) * -0x40A7B892E31B1A47
-    x = (x ^ shift(x, 27)) * -0x6B2FB644ECCEEE15
-    return x ^ shift(x, 31)
+    x = (x ^ shift(x, 30)).mul_(-0x40A7B892E31B1A47)
+    x = x.bitwise_xor_(shift(x, 27)).mul_(-0x6B2FB644ECCEEE15)
+    return x.bitwise_xor_(shift(x, 31))
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -137,19 +141,37 @@ def apply_presence_and_frequency(logits: Tensor, batch: SamplingBatch) -> None:
     logits -= presence * (counts > 0) + frequency * counts
 
 
+CANDIDATES = 256  # so many are looked at first: a filter seldom leaves more, and a whole vocabulary is slow to sort
+
+
+def filter_tokens(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    """The likeliest logits of each random row, those that a filter rules out at −∞, and their token ids.
+
+    logits [num_random_rows, vocab_size]; returns float32 and int64 [num_random_rows, num_candidates].
+    """
+    vocab_size = logits.shape[1]
+    limits = [batch.rows[i].params.top_k for i in batch.random_rows]
+    top_k = batch.column([k if k > 0 else vocab_size for k in limits], torch.int64)[:, None]
+    bounds = (top_k, batch.of_random_rows("top_p"), batch.of_random_rows("min_p"))
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    first = min(vocab_size, max(CANDIDATES, *limits))  # top_k is counted out in full
+    for width in sorted({first, vocab_size}):
+        ordered, ids = logits.topk(width, dim=-1)
+        keep = keep_likely(ordered, *bounds, total)
+        if not keep[:, -1].any():  # all that is kept lies within these
+            break
+    return ordered.masked_fill(~keep, float("-inf")), ids
+
+
 def draw(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """A token for each random row, by the Gumbel-max trick: [num_random_rows, vocab_size] → int64 [num_random_rows]."""
     logits = logits / batch.of_random_rows("temperature")
+    ids = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape)
     params = [batch.rows[i].params for i in batch.random_rows]
-    ids = torch.arange(logits.shape[1], device=logits.device)[None]
     if any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params):
-        logits, ids = logits.sort(dim=-1, descending=True, stable=True)
-        limits = [p.top_k if p.top_k > 0 else logits.shape[1] for p in params]
-        top_k = batch.column(limits, torch.int64)[:, None]
-        keep = keep_likely(logits, top_k, batch.of_random_rows("top_p"), batch.of_random_rows("min_p"))
-        logits = logits.masked_fill(~keep, float("-inf"))
+        logits, ids = filter_tokens(logits, batch)
     best = (logits + gumbel_noise(batch.keys(), ids)).argmax(dim=-1, keepdim=True)
-    return ids.expand(len(logits), -1).gather(1, best)[:, 0]
+    return ids.gather(1, best)[:, 0]
 
 
 @torch.inference_mode()
