@@ -1,7 +1,7 @@
 """The second half of the audit: what a running engine really calls.
 
-`python -m minivllm.audit --trace` generates a few tokens with the model that ships and reports how often the Context was
-set, which of its fields each layer read, which kernels ran, and how many blocks were taken and given back. Reading
+`python -m minivllm.audit --trace` generates a few tokens with the model that ships and reports how often the Context
+was set, which of its fields each layer read, which kernels ran, and how many blocks were taken and given back. Reading
 the source says what could happen; this says what did.
 """
 

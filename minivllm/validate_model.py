@@ -1,8 +1,8 @@
 # Generated from notebooks/11_the_audit_again.ipynb by tools/export.py; edit there.
 """Does the engine answer like transformers, whatever its scheduler does?
 
-`python -m minivllm.validate_model [MODEL]` compares prefill logits and greedy tokens under every combination of backend,
-tokens per step, prefix cache and pool size, prints a table, and exits with 1 if anything differs.
+`python -m minivllm.validate_model [MODEL]` compares prefill logits and greedy tokens under every combination of
+backend, tokens per step, prefix cache and pool size, prints a table, and exits with 1 if anything differs.
 """
 
 import argparse

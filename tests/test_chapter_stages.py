@@ -52,8 +52,24 @@ def with_attempts(path: Path) -> nbformat.NotebookNode:
 
 
 @cache
+def outcome_of(path: Path, stage: Path) -> dict[tuple[str, str], tuple[str, str]] | Exception:
+    """The verdicts of a chapter, or what its execution raised: kept too, so that a failing chapter runs only once."""
+    try:
+        return run_on_earlier_chapters(path, stage)
+    except Exception as error:
+        return error
+
+
+def verdicts_of(path: Path, stage: Path) -> dict[tuple[str, str], tuple[str, str]]:
+    """{(number, kind): (outcome, reason)} of a chapter. Raises what its execution raised."""
+    outcome = outcome_of(path, stage)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
 def run_on_earlier_chapters(path: Path, stage: Path) -> dict[tuple[str, str], tuple[str, str]]:
-    """Execute the chapter on the package of the chapters before it; {(number, kind): (outcome, reason)}."""
+    """Execute the chapter on the package of the chapters before it."""
     earlier = NOTEBOOKS[max(0, NOTEBOOKS.index(path) - 1)]
     export.export_through(earlier.name[:2], stage)
     environment = {**os.environ, "PYTHONPATH": str(stage)}
@@ -77,13 +93,13 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
 
 @pytest.mark.parametrize("path", CHAPTERS)
 def test_runs_on_the_chapters_before_it(path: Path, stages: dict[Path, Path]) -> None:
-    verdicts = run_on_earlier_chapters(path, stages[path])
+    verdicts = verdicts_of(path, stages[path])
     assert len(verdicts) == sum(len(exercise.attempts()) for exercise in exercises(path))
 
 
 @pytest.mark.parametrize(("path", "exercise", "kind"), ATTEMPTS)
 def test_exercise_judges(path: Path, exercise: Exercise, kind: str, stages: dict[Path, Path]) -> None:
-    outcome, reason = run_on_earlier_chapters(path, stages[path])[exercise.number, kind]
+    outcome, reason = verdicts_of(path, stages[path])[exercise.number, kind]
     expected = {"stub": "UNANSWERED", "solution": "RIGHT"}.get(kind, "WRONG")
     assert outcome == expected, reason
     assert reason or outcome != "WRONG", "a wrong answer must be told which case failed"

@@ -35,7 +35,8 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
-HANDWRITTEN = ("__init__.py", "__main__.py", "audit.py", "audit_trace.py", "course", "assets")  # what no notebook exports
+# What no notebook exports.
+HANDWRITTEN = ("__init__.py", "__main__.py", "audit.py", "audit_trace.py", "course", "assets")
 PACKAGES = {
     "core": "Bookkeeping in plain Python: sequences, blocks, batches, the scheduler; and the tensors of the KV cache.",
     "engine": "What ties the parts together: from a batch to logits, and the loop of steps.",

@@ -60,7 +60,7 @@ def defined_names(source: str) -> list[str]:
 
 
 def find_module(name: str) -> ModuleType:
-    """The module: imported where a file exists, made up (with its parents) where this chapter is the first to fill it."""
+    """The module: imported where a file exists, made up (with its parents) where this chapter fills it first."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:

@@ -41,7 +41,7 @@ def flat_positions_of_batch(flat: Callable[[list[int], list[int]], np.ndarray]) 
 
 
 def _loops(function: Callable) -> bool:
-    """Whether the function's own byte code iterates: for, while and comprehensions jump back, map and filter hide it."""
+    """Whether the function iterates: for, while and comprehensions jump back in byte code, map and filter hide it."""
     codes = [function.__code__, *(c for c in function.__code__.co_consts if hasattr(c, "co_code"))]
     steps = [step for code in codes for step in dis.get_instructions(code)]
     jumps = any(step.opname == "FOR_ITER" or "BACKWARD" in step.opname for step in steps)
@@ -63,5 +63,5 @@ def store_of_positions(store: Callable[..., None]) -> Iterator[Case]:
         wrong = (cache.flatten() != expected).nonzero().flatten().tolist()
         yield (
             not wrong,
-            f"blocks of {block_size}, positions {first} to {first + count - 1} with the table {table.tolist()}: slots {wrong} are off",
+            f"blocks of {block_size}, {count} positions from {first}, table {table.tolist()}: slots {wrong} are off",
         )
