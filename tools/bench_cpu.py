@@ -3,6 +3,9 @@
 
     OMP_NUM_THREADS=2 tools/bench_cpu.py [--requests 64] [--sample 16] [--skip continuous]
 
+(On a machine that is busy with other things, add OMP_WAIT_POLICY=passive: threads that wait for a second thread which
+does not get a core spend most of the time, and what is measured is the waiting.)
+
 64 ragged requests to the storyteller in float32, greedy, every answer of exactly the length that was drawn for it.
 transformers' `generate` one by one runs a sample of the requests, of which it makes the same number of tokens a second.
 """
@@ -17,7 +20,6 @@ import torch
 
 import minivllm
 from minivllm import LLM, SamplingParams
-from minivllm.core.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -95,29 +97,30 @@ def measure(name: str, run: Callable[[], list[list[int]]]) -> tuple[float, list[
     return tokens / seconds, answers
 
 
-def time_prepare(llm: LLM) -> dict[str, float]:
-    """Measure from now on how long the runner takes to build Contexts: {"seconds": …}, which grows."""
-    runner, spent = llm.llm_engine.runner, {"seconds": 0.0}
-    prepare = runner.prepare
+class Stopwatch:
+    """The seconds that calls of a method take, from now on."""
 
-    def timed(batch: Batch) -> tuple:
-        start = time.perf_counter()
-        prepared = prepare(batch)
-        spent["seconds"] += time.perf_counter() - start
-        return prepared
+    def __init__(self, owner: object, name: str) -> None:
+        self.seconds, method = 0.0, getattr(owner, name)
 
-    runner.prepare = timed
-    return spent
+        def timed(*arguments: object, **options: object) -> object:
+            start = time.perf_counter()
+            try:
+                return method(*arguments, **options)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        setattr(owner, name, timed)
 
 
-def report_shares(llm: LLM, prepare_seconds: float) -> None:
-    """Where the engine's time went."""
+def report_shares(llm: LLM, context: Stopwatch, sampler: Stopwatch) -> None:
+    """Where the engine's time went, since it was made."""
     metrics = llm.llm_engine.metrics
     parts = {
         "scheduler": metrics.schedule_seconds,
-        "Context": prepare_seconds,
-        "model": metrics.model_seconds - prepare_seconds,
-        "sampler": metrics.sample_seconds,
+        "Context": context.seconds,
+        "sampler": sampler.seconds + metrics.sample_seconds,
+        "model": metrics.model_seconds - context.seconds - sampler.seconds,
     }
     whole = sum(parts.values())
     shares = ", ".join(f"{name} {seconds / whole:.1%}" for name, seconds in parts.items())
@@ -145,12 +148,13 @@ def main() -> None:
     work, llm = draw_workload(options.requests, theirs.config.vocab_size), LLM(dtype="float32")
     sample = work.first(options.sample)
     run_engine(llm, work.first(2))  # warm-up
-    prepare = time_prepare(llm)
+    runner = llm.llm_engine.runner
+    context, sampler = Stopwatch(runner, "lay_out_step"), Stopwatch(runner, "choose")
     run_one_by_one(theirs, Workload(sample.prompts[:1], [4]))
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__}")
     for _ in range(options.rounds):
         speed, ours = measure("minivllm", lambda: run_engine(llm, work))
-        report_shares(llm, prepare["seconds"])
+        report_shares(llm, context, sampler)
         others = {
             "one": ("transformers generate, one by one", lambda: run_one_by_one(theirs, sample)),
             "padded": ("transformers generate, padded batches of 16", lambda: run_padded(theirs, work)),

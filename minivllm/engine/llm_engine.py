@@ -53,18 +53,18 @@ def timed(metrics: EngineMetrics, name: str) -> Iterator[None]:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto": the GPU if there is one."""
+    """The device of that name; "auto" is the GPU if there is one."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def pick_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """ "auto": the model's own on a GPU, float32 on a CPU (which computes 16 bits slowly)."""
+    """The dtype of that name; "auto" is the model's own on a GPU, float32 on a CPU (which computes 16 bits slowly)."""
     auto = config.dtype if device.type == "cuda" else "float32"
     return getattr(torch, auto if name == "auto" else name)
 
 
 def pick_backend(name: str, device: torch.device) -> str:
-    """ "auto": the kernels on a GPU, plain PyTorch on a CPU."""
+    """The backend of that name; "auto" is the kernels on a GPU, plain PyTorch on a CPU."""
     auto = "triton" if device.type == "cuda" else "torch"
     return auto if name == "auto" else name
 
