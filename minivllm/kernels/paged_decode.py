@@ -263,8 +263,8 @@ def decode_tile(num_programs: int, max_context_len: int, row_bytes: int, arch: i
     """Keys per tile, warps and pipeline stages of `decode_kernel`; row_bytes: one key of one head.
 
     A multiprocessor needs some 64 to 130 KB of loads in flight: programs on it × tiles ahead × bytes of a tile.
-    Measured on an H200, for heads of 128 numbers of 16 bits inside the engine: one tile for all batches, as the grid of a
-    recorded step does not change with the contexts.
+    Measured on an H200, for heads of 128 numbers of 16 bits inside the engine: one tile for all batches, as the grid of
+    a recorded step does not change with the contexts.
     """
     if row_bytes > 256 or arch < 80:  # float32, wide heads; no bf16 tensor cores before Ampere
         return {"KEYS": 16, "num_warps": 4, "num_stages": 3}
