@@ -71,8 +71,8 @@ PROMPTS = [[0, 641, 585, 259, 448], [0, 300, 17], [0] * 9, [0, *range(100, 119)]
 
 def test_one_sequence_is_bit_equal_to_the_contiguous_cache(model: Qwen3) -> None:
     engine, seq, config = Engine(model), Sequence(0, list(PROMPTS[0])), model.config
-    # Gathered pages: the same numbers in the same order. (On a CPU the backend "torch" reads pages in place, and adds up
-    # in another order; tests/test_sparse_attention.py and the ragged test below hold it to its tolerance.)
+    # Gathered pages: the same numbers in the same order. (On a CPU the backend "torch" reads pages in place, and
+    # adds up in another order; tests/test_sparse_attention.py and the ragged test below hold it to its tolerance.)
     plain = (reference.store_kv, reference.paged_prefill, reference.paged_decode)
     engine.runner.backend = AttentionBackend("reference", *plain)
     cache = KVCache(config.num_hidden_layers, 64, config.num_key_value_heads, config.head_dim)

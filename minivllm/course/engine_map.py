@@ -68,7 +68,7 @@ def show_map(here: str | tuple[str, ...], *, built_before: int | None = None) ->
         _connect(ax, PARTS[start], PARTS[end])
     for name, part in PARTS.items():
         _draw_part(ax, name, part, lit=name in lit, built=part.chapter < now)
-    _draw_legend(ax)
+    _draw_legend(ax, colors=bool(lit))
     return show(
         fig, f"map-{'-'.join(lit) or ('built' if now else 'all')}".replace(" ", "-").lower(), alt=_describe(lit, now)
     )
@@ -97,8 +97,9 @@ def _connect(ax: Axes, start: Part, end: Part) -> None:
         arrow(ax, (x0 + w0 * 0.9, y0), (x1, y1 + h1 * 0.8))
 
 
-def _draw_legend(ax: Axes) -> None:
-    for index, (face, text) in enumerate([(ORANGE, "this chapter"), ("#CFE8F7", "built before"), ("white", "to come")]):
+def _draw_legend(ax: Axes, *, colors: bool) -> None:
+    meanings = [(ORANGE, "this chapter"), ("#CFE8F7", "built before"), ("white", "to come")] if colors else []
+    for index, (face, text) in enumerate(meanings):
         x = 0.3 + 1.75 * index
         box(ax, x, 0.12, 0.24, 0.18, face=face, edge=GREY)
         ax.text(x + 0.34, 0.21, text, fontsize=9, va="center", color=INK)
