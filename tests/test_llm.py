@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -591,3 +593,18 @@ def test_the_default_model_is_in_the_package() -> (
 ):  # nano-vllm#181, nano-vllm#112: import with torch and triton only
     assert json.loads((minivllm.STORYTELLER / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     assert {"LLM", "SamplingParams", "RequestOutput", "CompletionOutput"} <= set(minivllm.__all__)
+
+
+def test_importing_the_engine_loads_neither_transformers_nor_the_hub() -> None:
+    """An engine for token ids needs torch alone; the rest is loaded where it is used."""
+    code = (
+        "import sys; from minivllm import LLM; print({'transformers', 'huggingface_hub', 'triton'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_cpu_engine_is_modest() -> None:
+    engine = make_engine(num_kvcache_blocks=None)
+    assert engine.block_manager.num_blocks <= memory.CPU_SEQUENCES * 64, "1024 tokens are 64 blocks"
+    assert engine.block_manager.num_blocks * engine.runner.kv_cache.bytes_per_block <= memory.cpu_budget()

@@ -13,7 +13,8 @@ from minivllm.core.sequence import Sequence
 from minivllm.engine.model_runner import ModelRunner
 from minivllm.model.qwen3 import Qwen3
 
-CPU_SHARE = 0.1  # of the machine's memory, at most, for a cache on a CPU
+CPU_SHARE = 0.1  # of the machine's memory, at most, for a cache on a CPU …
+CPU_SEQUENCES = 32  # … and no more than so many sequences of full length need: other programs live there too
 
 
 def cpu_budget() -> int:
@@ -65,7 +66,8 @@ def gpu_budget(total: int, free: int, weights: int, utilization: float) -> int:
 
 
 def count_blocks(model: Qwen3, config: EngineConfig, max_model_len: int, backend: str) -> int:
-    """The number of blocks of the cache: as configured, or what fits, but no more than all sequences could ever need.
+    """The number of blocks of the cache: as configured, or what fits, but no more than all sequences could ever need
+    (on a CPU: than CPU_SEQUENCES could).
 
     Raises ConfigError, naming the sizes and what to change, when not a single block fits.
     """
@@ -77,7 +79,9 @@ def count_blocks(model: Qwen3, config: EngineConfig, max_model_len: int, backend
         weights, peak = measure_peak(model, config, max_model_len, backend)
         free, total = torch.cuda.mem_get_info(weight.device)
         budget = gpu_budget(total, free, weights, config.gpu_memory_utilization)
+        most = config.max_num_seqs
     else:
         weights, peak, budget = 0, 0, cpu_budget()
+        most = min(config.max_num_seqs, CPU_SEQUENCES)
     fitting = num_blocks_that_fit(budget, model_bytes=weights, peak_bytes=peak, block_bytes=one_block.bytes_per_block)
-    return min(fitting, config.max_num_seqs * cdiv(max_model_len, config.block_size))
+    return min(fitting, most * cdiv(max_model_len, config.block_size))
