@@ -11,7 +11,9 @@ from minivllm.core.block_manager import BlockManager, cdiv
 from minivllm.core.kv_cache import PagedKVCache
 from minivllm.core.sequence import Sequence
 from minivllm.engine.model_runner import ModelRunner
+from minivllm.layers.sampler import SamplingRow, sample
 from minivllm.model.qwen3 import Qwen3
+from minivllm.sampling_params import SamplingParams
 
 CPU_SHARE = 0.1  # of the machine's memory, at most, for a cache on a CPU …
 CPU_SEQUENCES = 32  # … and no more than so many sequences of full length need: other programs live there too
@@ -39,19 +41,26 @@ def widest_batch(config: EngineConfig, max_model_len: int) -> tuple[Batch, int]:
     return Batch(rows), manager.num_blocks
 
 
+def run_widest_step(model: Qwen3, runner: ModelRunner, batch: Batch, max_num_seqs: int) -> None:
+    """The step that takes most memory in the model, then the one that takes most in the sampler: all rows draw."""
+    runner.run(batch)
+    rows = [SamplingRow(Sequence(i, [0]), SamplingParams(top_p=0.9), seed=i) for i in range(max_num_seqs)]
+    sample(model.compute_logits(model.model.embed_tokens.weight[:1].expand(max_num_seqs, -1)), rows)
+
+
 def measure_peak(model: Qwen3, config: EngineConfig, max_model_len: int, backend: str) -> tuple[int, int]:
     """Run the widest step on a CUDA device; returns (bytes of the weights, peak bytes beyond them)."""
-    device = next(model.parameters()).device
+    weight = model.lm_head.weight
     batch, num_blocks = widest_batch(config, max_model_len)
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_allocated(weight.device)
     cache = PagedKVCache.for_model(
-        model.config, num_blocks, config.block_size, device=device, dtype=next(model.parameters()).dtype
+        model.config, num_blocks, config.block_size, device=weight.device, dtype=weight.dtype
     )
-    torch.cuda.reset_peak_memory_stats(device)
-    with_cache = torch.cuda.memory_allocated(device)
-    ModelRunner(model, cache, backend=backend).run(batch)
-    peak = torch.cuda.max_memory_allocated(device) - with_cache
+    torch.cuda.reset_peak_memory_stats(weight.device)
+    with_cache = torch.cuda.memory_allocated(weight.device)
+    run_widest_step(model, ModelRunner(model, cache, backend=backend), batch, config.max_num_seqs)
+    peak = torch.cuda.max_memory_allocated(weight.device) - with_cache
     del cache
     torch.cuda.empty_cache()
     return before, peak
