@@ -122,11 +122,14 @@ def watch() -> Iterator[Trace]:
 
 
 def trace_generation(prompt: str = "Once upon a time", max_tokens: int = 16) -> dict[str, Any]:
-    """Generate with the model that ships, and report what was called."""
+    """Generate with the model that ships, and report what was called.
+
+    Without recorded steps and fused layers: a replayed graph calls nothing, and fused layers do not say which they are.
+    """
     from minivllm.llm import LLM
     from minivllm.sampling_params import SamplingParams
 
-    llm = LLM(num_kvcache_blocks=64, enforce_eager=True)  # a replayed graph calls nothing that could be watched
+    llm = LLM(num_kvcache_blocks=64, enforce_eager=True, fused_kernels=False)
     with watch() as trace:
         llm.generate([prompt, prompt], SamplingParams(temperature=0.0, max_tokens=max_tokens), use_tqdm=False)
     return trace.report()
