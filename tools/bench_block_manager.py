@@ -8,9 +8,12 @@ this many tokens can cost. The last line is the best of `repeats` runs with pref
 
 import argparse
 import time
+from collections.abc import Callable
 
 from minivllm.core.block_manager import BlockManager, cdiv
 from minivllm.core.sequence import Sequence
+
+Work = Callable[[BlockManager, list[Sequence], int], None]
 
 
 def one_by_one(manager: BlockManager, sequences: list[Sequence], num_tokens: int) -> None:
@@ -36,7 +39,7 @@ def all_at_once(manager: BlockManager, sequences: list[Sequence], num_tokens: in
         manager.free(seq)
 
 
-def measure(work, options: argparse.Namespace, *, enable_prefix_caching: bool) -> float:
+def measure(work: Work, options: argparse.Namespace, *, enable_prefix_caching: bool) -> float:
     """Seconds of the best run; the sequences are made outside the clock and share nothing."""
     best = float("inf")
     for _ in range(options.repeats):

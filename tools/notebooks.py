@@ -2,6 +2,7 @@
 """Build and execute the notebooks.
 
     tools/notebooks.py run [03 04 …]        execute notebooks in place (all when none is named), figures into figures/
+    tools/notebooks.py run --record …       the same, and note how long each took, in figures/data/chapter_times.json
     tools/notebooks.py script 03            print a notebook as a percent script, which is easier to edit
     tools/notebooks.py build draft.py …     write the notebook from such a script, export the package, execute it
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+from chapter_times import record
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -36,8 +38,8 @@ def tidy(notebook: NotebookNode, chapter: str) -> NotebookNode:
     return notebook
 
 
-def execute(path: Path) -> None:
-    """Run a notebook in place from a fresh kernel; where a cell fails, keep what was printed and raise."""
+def execute(path: Path) -> float:
+    """Run a notebook in place from a fresh kernel, in how many seconds; where a cell fails, keep what was printed."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
     os.environ["MINIVLLM_FIGURES"] = str(ROOT / "figures")
@@ -55,10 +57,9 @@ def execute(path: Path) -> None:
         client.execute()
     finally:
         nbformat.write(tidy(notebook, path.name[:2]), path)
-    print(
-        f"{path.name}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells, "
-        f"{time.perf_counter() - start:.1f} s"
-    )
+    seconds = time.perf_counter() - start
+    print(f"{path.name}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells, {seconds:.1f} s")
+    return seconds
 
 
 def build(script: Path) -> Path:
@@ -79,7 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "script", "build"])
     parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
+    parser.add_argument("--record", action="store_true", help="keep the times; the machine should do nothing else")
+    arguments = parser.parse_intermixed_args()  # `run --record 03` as well as `run 03 --record`
     if arguments.command == "script":
         for path in find(arguments.names):
             print(jupytext.writes(nbformat.read(path, as_version=4), fmt="py:percent"))
@@ -89,8 +91,9 @@ def main() -> None:
         subprocess.run([sys.executable, str(ROOT / "tools" / "export.py")], check=True)
     else:
         paths = find(arguments.names)
-    for path in paths:
-        execute(path)
+    seconds = {path.name[:2]: execute(path) for path in paths}
+    if arguments.record:
+        record(seconds)
 
 
 if __name__ == "__main__":
