@@ -15,9 +15,8 @@ import chapter_times
 @pytest.fixture
 def notebook() -> NotebookNode:
     promise = "# 03 · Blocks\n\n> About 35 minutes to read, 10 seconds to run on a laptop."
-    folded = (
-        "### Exercise 3.1 (predict, then check)\n\nOne two.\n\n<details><summary>Hint</summary>\n\nThree\n\n</details>"
-    )
+    hint = "<details><summary>Hint</summary>\n\nThree\n\n</details>"
+    exercise = f"### Exercise 3.1 (predict, then check)\n\nOne two.\n\n{hint}"
     code = v4.new_code_cell("a = 1\n\nb = 2")
     code.outputs = [v4.new_output("display_data", {"image/png": "", "text/plain": "figure"})]
     return v4.new_notebook(cells=[v4.new_markdown_cell(promise), code, v4.new_markdown_cell(exercise)])
