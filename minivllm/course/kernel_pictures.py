@@ -1,5 +1,7 @@
 """Pictures of chapters 06 and 07: programs and what they read, work items, tiles, measured ladders."""
 
+from itertools import pairwise
+
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -73,7 +75,8 @@ def draw_items(items: list[tuple[int, int, int, int]], names: str, grid: int) ->
     for number, (seq, first, end, _) in enumerate(items):
         name = names[seq]
         ax.barh(number, end - first, left=first, color=REQUEST_COLORS[name], edgecolor=INK, height=0.7)
-        ax.text(end + 0.15, number, f"request {name}, keys {first} to {end - 1}", va="center", size=9)
+        keys = f"keys {first} to {end - 1}" if end - first > 1 else f"key {first}"
+        ax.text(end + 0.15, number, f"request {name}, {keys}", va="center", size=9)
     for number in range(len(items), grid):
         ax.text(0.15, number, "empty: returns at once", va="center", size=9, color="#666666")
     ax.set(ylim=(grid - 0.5, -0.5), xlim=(0, 16), yticks=range(grid), xticks=range(0, 13, 4))
@@ -99,14 +102,14 @@ def draw_ladder(results: Results, cases: list[str], variants: list[str]) -> Figu
 
 
 def draw_tiles(context: int, new: int, tokens: int, keys: int) -> Figure:
-    """Query tiles over key tiles of one sequence: free tiles, tiles on the diagonal, tiles that are never visited."""
+    """Query tiles over key tiles of one sequence, and stairs: each query sees the keys on their left."""
     fig, ax = plt.subplots(figsize=(7.6, 3.6))
     cached = context - new
     for row in range(0, new, tokens):
         first, last = cached + row, min(cached + row + tokens, context)
         for column in range(0, context, keys):
             _draw_tile(ax, row, column, tokens, keys, first, last)
-    ax.plot([cached, context], [0, new], color=INK, linewidth=1.5)
+    ax.stairs(range(cached + 1, context + 1), range(new + 1), orientation="horizontal", baseline=None, color=INK, lw=2)
     ax.axvline(cached, color=INK, linestyle=":", linewidth=1.2)
     ax.text(cached / 2, -0.35, f"{cached} cached tokens", ha="center", size=9)
     ax.text(cached + new / 2, -0.35, f"{new} new tokens", ha="center", size=9)
@@ -121,45 +124,68 @@ def _draw_tile(ax: Axes, row: int, column: int, tokens: int, keys: int, first: i
     kind = "free" if column < diagonal else "masked" if column < last else "skipped"
     face = {"free": SKY, "masked": ORANGE, "skipped": "white"}[kind]
     ax.add_patch(plt.Rectangle((column, row), keys, tokens, facecolor=face, edgecolor=GREY))
-    text = {"free": "no mask", "masked": "mask", "skipped": ""}[kind]
+    text = {"free": "no mask", "masked": "mask", "skipped": "not visited"}[kind]
     ax.text(column + keys / 2, row + tokens / 2, text, ha="center", va="center", size=8.5)
 
 
 def draw_grid(cu_seqlens_q: list[int], tokens: int) -> Figure:
-    """The flat row of new tokens, cut into query tiles, and which tile of the grid each one is."""
-    fig, ax = blank_axes(8.8, 2.3)
+    """The flat row of new tokens, cut after every `tokens`-th, and below it the tiles of the grid."""
+    fig, ax = blank_axes(8.8, 3.4)
     total, num_seqs = cu_seqlens_q[-1], len(cu_seqlens_q) - 1
-    tiles, unit = total // tokens + num_seqs, 8.2 / (total // tokens + num_seqs)
-    ax.text(0.3, 0.22, f"the grid: {total} // {tokens} + {num_seqs} = {tiles} tiles", size=10)
+    tiles = total // tokens + num_seqs
+    unit = 8.2 / tiles
+    _draw_flat_row(ax, cu_seqlens_q, tokens, unit)
+    ax.text(0.3, 1.62, f"the grid: {total} // {tokens} + {num_seqs} = {tiles} tiles", size=10)
     for tile in range(tiles):
         seq = sum(cu_seqlens_q[s] // tokens + s <= tile for s in range(num_seqs)) - 1
         first = (tile - cu_seqlens_q[seq] // tokens - seq) * tokens
         length = min(tokens, cu_seqlens_q[seq + 1] - cu_seqlens_q[seq] - first)
-        name, x = "ABC"[seq], 0.3 + unit * tile
-        face = REQUEST_COLORS[name] if length > 0 else "white"
-        box(ax, x, 0.4, unit - 0.08, 0.85, face=face, edge=INK if length > 0 else GREY)
-        label = f"{name}, tokens\n{first} to {first + length - 1}" if length > 0 else "spare:\nreturns"
-        ax.text(x + (unit - 0.08) / 2, 0.82, label, ha="center", va="center", size=9)
-        ax.text(x + (unit - 0.08) / 2, 1.45, f"tile {tile}", ha="center", size=9)
+        x, center = 0.3 + unit * tile, 0.3 + unit * (tile + 0.5) - 0.04
+        face = REQUEST_COLORS["ABC"[seq]] if length > 0 else "white"
+        box(ax, x, 1.8, unit - 0.08, 0.7, face=face, edge=INK if length > 0 else GREY)
+        ax.text(center, 2.15, _tokens_of("ABC"[seq], first, length), ha="center", va="center", size=9)
+        ax.text(center, 2.7, f"tile {tile}", ha="center", size=9)
     for seq in range(num_seqs):
         start = cu_seqlens_q[seq] // tokens + seq
         where = f"{'ABC'[seq]} starts at {cu_seqlens_q[seq]} // {tokens} + {seq} = {start}"
-        ax.text(0.3 + unit * start, 1.85, where, size=9)
+        ax.text(0.3 + unit * start, 3.1, where, size=9)
     return fig
+
+
+def _draw_flat_row(ax: Axes, cu_seqlens_q: list[int], tokens: int, unit: float) -> None:
+    """All new tokens side by side, `tokens` of them as wide as `unit`, with a line at every cut."""
+    cell = unit / tokens
+    ax.text(0.3, 0.22, f"all new tokens in one row, {tokens} to a cut", size=10)
+    for seq, (first, end) in enumerate(pairwise(cu_seqlens_q)):
+        for token in range(first, end):
+            box(ax, 0.3 + cell * token, 0.4, cell, 0.4, str(token), face=REQUEST_COLORS["ABC"[seq]], edge=GREY, size=8)
+    for cut in range(-(-cu_seqlens_q[-1] // tokens)):
+        ax.plot([0.3 + unit * cut] * 2, [0.34, 1.1], color=INK, linewidth=1.6)
+        ax.text(0.36 + unit * cut, 1.05, f"cut {cut}", size=9)
+
+
+def _tokens_of(name: str, first: int, length: int) -> str:
+    """What stands in a tile with `length` tokens of a request, from its token `first` on."""
+    if length <= 0:
+        return "spare:\nreturns"
+    return f"{name}, token\n{first}" if length == 1 else f"{name}, tokens\n{first} to {first + length - 1}"
 
 
 def draw_prefill(results: Results, cases: list[str], variants: dict[str, str]) -> Figure:
     """TFLOP/s of each prefill case, a bar for each variant that was measured; variants: {variant: legend}."""
-    fig, ax = plt.subplots(figsize=(9.0, 3.6))
-    width, colors = 0.8 / len(variants), [BLUE, ORANGE, GREEN]
-    for index, variant in enumerate(variants):
-        for number, case in enumerate(cases):
-            if variant in results.variants(case):
-                x = number + width * (index - (len(variants) - 1) / 2)
-                rate = results.prefill(case, variant)["tflop_s"]
-                ax.bar(x, rate, width * 0.92, color=colors[index], label=variants[variant] if number == 0 else None)
-                ax.text(x, rate + 6, f"{rate:.0f}", ha="center", size=8.5)
-    ax.set(xlim=(-0.55, len(cases) - 0.45), ylim=(0, 640), ylabel="TFLOP/s that the answer needs")
+    fig, ax = plt.subplots(figsize=(9.0, 3.8))
+    width, colors = 0.8 / len(variants), dict(zip(variants, [BLUE, ORANGE, GREEN], strict=True))
+    for number, case in enumerate(cases):
+        measured = [variant for variant in variants if variant in results.variants(case)]
+        for index, variant in enumerate(measured):
+            x = number + width * (index - (len(measured) - 1) / 2)
+            rate = results.prefill(case, variant)["tflop_s"]
+            ax.bar(x, rate, width * 0.92, color=colors[variant], label=variants[variant] if number == 0 else None)
+            ax.text(x, rate + 6, f"{rate:.0f}", ha="center", size=8.5)
+    ceiling = results.ceilings["matmul_tflop_s"]
+    ax.axhline(ceiling, color=INK, linewidth=1)
+    ax.text(len(cases) - 0.47, ceiling + 10, f"matrix products alone: {ceiling:.0f}", ha="right", size=9)
+    ax.set(xlim=(-0.55, len(cases) - 0.45), ylim=(0, 760), ylabel="TFLOP/s that the answer needs")
     ax.set(xticks=range(len(cases)), xticklabels=cases)
-    ax.legend(loc="upper right", fontsize=9)
+    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.88), fontsize=9)
     return fig

@@ -14,7 +14,8 @@ def find_tile(cu_seqlens_q, num_seqs, tile, TOKENS: tl.constexpr):
     """The sequence that owns query tile number `tile`, and the tile's first token in it, by binary search.
 
     Sequence s starts at tile cu_seqlens_q[s] // TOKENS + s: there is always room for its tiles before the next one's,
-    and at most one tile to spare.
+    and at most one tile to spare, whose first token lies past the sequence's end. cu_seqlens_q int32 [num_seqs + 1].
+    The numbering is that of vLLM (`find_seq_idx` in vllm/v1/attention/ops/triton_unified_attention.py).
     """
     low, high = 0, num_seqs - 1
     while low < high:
@@ -24,6 +25,33 @@ def find_tile(cu_seqlens_q, num_seqs, tile, TOKENS: tl.constexpr):
     return low, (tile - tl.load(cu_seqlens_q + low) // TOKENS - low) * TOKENS
 
 
+@triton.jit
+def attend_causally(
+    q_rows, limits, fewest, end, k_head, v_head, block_table, scale_log2, block_stride, slot_stride,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The running softmax of rows that see the keys before limits [rows], all in [fewest, end].
+
+    q_rows [ROWS, PADDED_DIM] → top [ROWS], total [ROWS], acc [ROWS, PADDED_DIM].
+    """
+    diagonal = fewest // KEYS * KEYS  # every row sees all the keys before this one
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    for start in range(0, diagonal, KEYS):
+        top, total, acc = attend_tile(
+            q_rows, limits, start, end, top, total, acc, k_head, v_head, block_table, scale_log2,
+            block_stride, slot_stride, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS, False, UPCAST,
+        )  # fmt: skip
+    for start in tl.range(diagonal, end, KEYS, num_stages=1):
+        top, total, acc = attend_tile(
+            q_rows, limits, start, end, top, total, acc, k_head, v_head, block_table, scale_log2,
+            block_stride, slot_stride, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS, True, UPCAST,
+        )  # fmt: skip
+    return top, total, acc
+
+
 @triton.jit(do_not_specialize=["num_seqs"])
 def prefill_kernel(
     q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, out, scale_log2, num_seqs,
@@ -31,7 +59,10 @@ def prefill_kernel(
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of query tokens × the heads of one KV head, against all the keys they see."""
+    """One program: a tile of query tokens × the heads of one KV head, against all the keys they see.
+
+    Shapes as in `paged_prefill`; out is contiguous. A row is a (token, head), counted token by token.
+    """
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # tiles with the most keys first
     seq, first_token = find_tile(cu_seqlens_q, num_seqs, tile, TOKENS)
@@ -54,30 +85,6 @@ def prefill_kernel(
     target = out + (q_row * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
     stored = (row < TOKENS * GROUP) & (token < num_new)
     tl.store(target, result.to(out.dtype.element_ty), mask=stored[:, None] & (dim[None, :] < HEAD_DIM))
-
-
-@triton.jit
-def attend_causally(
-    q_rows, limits, fewest, end, k_head, v_head, block_table, scale_log2, block_stride, slot_stride,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """The running softmax (top, total, acc) of rows that see the keys before limits [rows], all in [fewest, end]."""
-    diagonal = fewest // KEYS * KEYS  # every row sees all the keys before this one
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-    for start in range(0, diagonal, KEYS):
-        top, total, acc = attend_tile(
-            q_rows, limits, start, end, top, total, acc, k_head, v_head, block_table, scale_log2,
-            block_stride, slot_stride, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS, False, UPCAST,
-        )  # fmt: skip
-    for start in tl.range(diagonal, end, KEYS, num_stages=1):
-        top, total, acc = attend_tile(
-            q_rows, limits, start, end, top, total, acc, k_head, v_head, block_table, scale_log2,
-            block_stride, slot_stride, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, KEYS, True, UPCAST,
-        )  # fmt: skip
-    return top, total, acc
 
 
 def prefill_tile(query_rows: int, row_bytes: int, arch: int) -> dict[str, int]:
@@ -103,8 +110,8 @@ def paged_prefill(
     q [num_tokens, num_heads, head_dim], rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] are the newest tokens of sequence
     s; caches [num_blocks, block_size, num_kv_heads, head_dim]; block_tables int32 [num_seqs, max_blocks]; context_lens
     int32 [num_seqs]; cu_seqlens_q int32 [num_seqs + 1], its last entry num_tokens. max_seqlen_q: the most new tokens of
-    a sequence, if known: few get a smaller tile. Returns [num_tokens, num_heads, head_dim].
-    Tiles and online softmax follow FlashAttention (https://arxiv.org/abs/2205.14135).
+    a sequence, if known: few get a smaller tile. Returns [num_tokens, num_heads, head_dim], zeros where a sequence has
+    no context (a padded row). Tiles and online softmax follow FlashAttention (https://arxiv.org/abs/2205.14135).
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
