@@ -12,12 +12,16 @@ from minivllm.core.sequence import Sequence
 
 
 def cdiv(n: int, d: int) -> int:
-    """n / d rounded up: the blocks of d tokens that n tokens need."""
+    """n / d rounded up: the blocks of d tokens that n tokens need (n ≥ 0, d ≥ 1)."""
     return -(-n // d)
 
 
 def slot_of(position: int, block_table: array[int] | list[int], block_size: int) -> int:
-    """Physical slot of the token at `position`: its block's first slot plus its place in the block."""
+    """Physical slot of the token at `position` (≥ 0): its block's first slot plus its place in the block.
+
+    The block table is that of Kwon et al. 2023, section 4.2 (https://arxiv.org/abs/2309.06180).
+    Raises IndexError when the table does not reach `position`.
+    """
     return block_table[position // block_size] * block_size + position % block_size
 
 
@@ -41,11 +45,14 @@ class BlockManager:
     """Owner of all block tables over a pool of `num_blocks` blocks of `block_size` tokens.
 
     A block is in one of three states:
-      held    in one table or more (its reference count); never evicted
+      held    in one table or more (its reference count), findable or not; never evicted
       cached  in no table, full, and findable by its content; evicted when the pool needs it, the oldest first
       empty   in no table and not findable
-    Free means cached or empty. Questions (`can_…`, `get_…`, `num_free_blocks`) change nothing.
+    Free means cached or empty. Questions (`can_…`, `get_…`, `num_free_blocks`) change nothing. Without
+    `enable_prefix_caching` no block ever becomes findable; forks share blocks all the same.
 
+    Blocks, sharing and copy on write: Kwon et al. 2023 (https://arxiv.org/abs/2309.06180); the chain of hashes: vLLM's
+    automatic prefix caching (https://github.com/vllm-project/vllm/blob/main/docs/design/prefix_caching.md).
     Raises ValueError for a pool of no blocks or blocks of no tokens.
     """
 
@@ -61,8 +68,8 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._ref_counts = [0] * num_blocks  # in how many tables a block is
         self._cached: dict[int, CachedBlock] = {}  # findable blocks, by hash
-        self._entries: list[CachedBlock | None] = [None] * num_blocks  # the same, by block
-        self._prefixes: defaultdict[int, list[CachedBlock]] = defaultdict(list)  # of each sequence, what is findable
+        self._entries: list[CachedBlock | None] = [None] * num_blocks  # the same, by block; None: not findable
+        self._prefixes: defaultdict[int, list[CachedBlock]] = defaultdict(list)  # by seq_id: its full blocks so far
 
     @property
     def num_free_blocks(self) -> int:
@@ -166,7 +173,7 @@ class BlockManager:
             raise BlockManagerError(f"{len(held)} blocks held + {len(self._free)} free are not {self.num_blocks}")
         for block_id, count in enumerate(self._ref_counts):
             if count != held[block_id] or (count == 0) != (block_id in self._free):
-                where = f"in {held[block_id]} tables, {'' if block_id in self._free else 'not '}free"
+                where = f"in {held[block_id]} table(s), {'' if block_id in self._free else 'not '}free"
                 raise BlockManagerError(f"block {block_id} is {where}, and its reference count is {count}")
         for seq_id, table in self._tables.items():
             if len(set(table)) != len(table):
@@ -221,9 +228,10 @@ class BlockManager:
 
     def _find_prefix(self, seq: Sequence, num_tokens: int) -> list[CachedBlock]:
         """The longest chain of findable blocks at the start of `seq` that leaves one of `num_tokens` to compute."""
+        at_most = (min(num_tokens, seq.num_tokens) - 1) // self.block_size
         found: list[CachedBlock] = []
         parent = None
-        for i in range((min(num_tokens, seq.num_tokens) - 1) // self.block_size if self._cached else 0):
+        for i in range(at_most if self._cached else 0):  # nothing is findable: nothing need be hashed
             parent = self._lookup(parent, self._block_tokens(seq, i))
             if parent is None:
                 break
@@ -310,7 +318,10 @@ class PrefixCacheStats:
 
 
 def hash_block(parent_hash: int, token_ids: tuple[int, ...]) -> int:
-    """Name of a full block after the blocks before it. Two may get the same name: compare before trusting it."""
+    """Name of a full block after the blocks before it; `parent_hash` is 0 for the first block of a prompt.
+
+    Two contents may get the same name: compare before trusting it.
+    """
     return hash((parent_hash, token_ids))
 
 

@@ -66,6 +66,9 @@ def common_beginning(first: list[int], second: list[int]) -> int:
 
 def fooled(cache: NearsightedCache, first: list[int], second: list[int]) -> Iterator[Case]:
     """Cases in which `cache` must hand out more of `first` than the two prompts have in common."""
+    for prompt in (first, second):
+        ids = isinstance(prompt, (list, tuple)) and all(isinstance(token, int) and token >= 0 for token in prompt)
+        yield ids, f"a prompt is a list of token ids, integers from 0 up: {prompt!r} is not"
     yield min(len(first), len(second)) >= BLOCK_SIZE, "each prompt needs a full block of four tokens"
     cache.add(list(first))
     found, right = cache.find(list(second)), common_beginning(first, second)
@@ -111,7 +114,10 @@ def order_of_eviction(eviction_order: Callable[[list[list[int]]], list[int]]) ->
         cases.append(tables)
     for tables in cases:
         expected, got = _evicted(tables), eviction_order([list(table) for table in tables])
-        yield list(got) == expected, f"tables {tables}: you say {list(got)}; free them one by one, from the end of each"
+        yield got is not None, "your function returned None: it must return the list of blocks"
+        shared = sum(map(len, tables)) > len(expected)
+        advice = "a block is free only when the last of its tables is" if shared else "each table is freed from its end"
+        yield list(got) == expected, f"tables {tables}: you say {list(got)}; {advice}"
 
 
 def _evicted(tables: list[list[int]]) -> list[int]:
