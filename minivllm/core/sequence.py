@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class Sequence:
-    """A prompt that grows token by token.
+    """A prompt that grows token by token: `token_ids` holds the prompt's ids, at least one, and then the completion's.
 
     `num_tokens` counts the tokens that exist, `num_computed_tokens` those whose K and V are in the cache. The newest
     token is one ahead: it has been sampled, and its K and V come with the next step.
