@@ -27,6 +27,7 @@ $(READY): pyproject.toml constraints.txt
 # for maintainers: the package from the notebooks; every notebook run again in place; ruff over code and notebooks
 export: $(READY)
 	$(BIN)/python tools/export.py
+	$(BIN)/python tools/count_house.py --write
 
 notebooks: $(READY)
 	$(BIN)/python tools/notebooks.py run
