@@ -34,7 +34,7 @@ def softmax_step(scores, values, top, total, acc, scale_log2):
     """Fold one tile of keys into the running softmax of each row.
 
     scores [rows, keys] (-inf = hidden), values [keys, dim]; per row: `top` the largest score so far, `total` the sum of
-    weights, `acc` the weighted sum of values, both relative to `top`.
+    weights, `acc` the weighted sum of values, both relative to `top`. Online softmax: https://arxiv.org/abs/1805.02867.
     """
     new_top = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp2(scores * scale_log2 - (new_top * scale_log2)[:, None])
@@ -74,7 +74,10 @@ def attend_keys(
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax (top, total, acc) of all rows after the keys [first, end)."""
+    """The running softmax of all rows after the keys [first, end): top and total [ROWS], acc [ROWS, PADDED_DIM].
+
+    q_rows [ROWS, PADDED_DIM]; the other arguments as in attend_tile. Without keys: -inf, 0 and 0.
+    """
     limits = tl.zeros([ROWS], tl.int32) + end
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -102,7 +105,8 @@ def write_items(items, seq, length, piece, first_item, num_pieces):
 def plan_kernel(context_lens, items, ranks, num_seqs, wanted, SHORTEST: tl.constexpr, PADDED_SEQS: tl.constexpr):
     """Cut the sequences into pieces of about the same number of keys, `wanted` in all (0 = leave them whole).
 
-    Program i writes the items of sequence i, and marks item i as empty if there are fewer items than that.
+    context_lens int32 [num_seqs]; items int32 [grid, 4] and ranks int32 [num_seqs, 3], as in DecodePlan. Program i
+    writes the items of sequence i, and marks item i as empty if there are fewer items than that.
     """
     i = tl.program_id(0)
     seqs = tl.arange(0, PADDED_SEQS)
@@ -149,7 +153,8 @@ SHORTEST_PIECE = 64  # keys; below it, starting a program costs more than its sh
 class DecodePlan:
     """The work items of a decode step and the room for partial results, allocated once for all steps and layers.
 
-    num_heads, num_kv_heads, head_dim: of the model; max_num_seqs: the largest batch.
+    num_heads, num_kv_heads, head_dim: of the model; max_num_seqs: the largest batch. `enough` programs fill the device;
+    `wanted` items are what the last update cut its batch into (0 = nothing was cut).
     """
 
     def __init__(
@@ -200,7 +205,11 @@ def decode_kernel(
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query heads of one KV head against the keys [first, end) of one work item."""
+    """One program: the query heads of one KV head against the keys [first, end) of one work item.
+
+    A whole sequence goes to out [num_seqs, NUM_HEADS, HEAD_DIM]; a piece, by the number of its item, to part_out
+    [items, NUM_HEADS, HEAD_DIM] and part_lse [items, NUM_HEADS].
+    """
     kv_head, item = tl.program_id(0), tl.program_id(1)
     seq = tl.load(items + item * 4).to(tl.int64)
     if seq < 0:
@@ -230,7 +239,10 @@ def merge_kernel(
     part_out, part_lse, ranks, out,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One program: the pieces of one head of one cut sequence, each weighted by its share of all the weights."""
+    """One program: the pieces of one head of one cut sequence, each weighted by its share of all the weights.
+
+    part_out, part_lse: as decode_kernel wrote them; ranks int32 [num_seqs, 3]; out [num_seqs, NUM_HEADS, HEAD_DIM].
+    """
     head, rank = tl.program_id(0), tl.program_id(1)
     seq = tl.load(ranks + rank * 3).to(tl.int64)
     first_item, pieces = tl.load(ranks + rank * 3 + 1), tl.load(ranks + rank * 3 + 2)
@@ -283,10 +295,10 @@ def paged_decode(
 ) -> Tensor:  # fmt: skip
     """Attention of one query token per sequence, its newest, over its pages: [num_seqs, num_heads, head_dim].
 
-    q [num_seqs, num_heads, head_dim]; caches [num_blocks, block_size, num_kv_heads, head_dim]; block_tables int32
-    [num_seqs, max_blocks]; context_lens int32 [num_seqs], a context of 0 (a padded row) gives zeros. plan: updated with
-    these context_lens; without one, a plan is made for this call. Cutting sequences into pieces follows Flash-Decoding
-    (https://pytorch.org/blog/flash-decoding/).
+    q [num_seqs, num_heads, head_dim], its last stride 1; caches [num_blocks, block_size, num_kv_heads, head_dim], both
+    with the same strides; block_tables int32 [num_seqs, max_blocks]; context_lens int32 [num_seqs], a context of 0 (a
+    padded row) gives zeros. plan: updated with these context_lens; without one, a plan is made for this call. Cutting
+    sequences into pieces follows Flash-Decoding (https://pytorch.org/blog/flash-decoding/).
     """
     num_seqs, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]

@@ -30,8 +30,9 @@ def store_kv_kernel(
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's K and V into its slot of the caches, in place. A negative slot means: write nowhere.
 
-    k, v [num_tokens, num_kv_heads, head_dim], any strides but the last; caches [num_blocks, block_size, num_kv_heads,
-    head_dim]; slot_mapping int64 [num_tokens], slot = block * block_size + place in the block.
+    k, v [num_tokens, num_kv_heads, head_dim], of any strides but the last, which is 1; caches [num_blocks, block_size,
+    num_kv_heads, head_dim], both with the same strides; slot_mapping int64 [num_tokens], slot = block * block_size +
+    place in the block. Nothing is raised for a slot past the cache: it is written, wherever that is.
     """
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:

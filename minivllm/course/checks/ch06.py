@@ -32,6 +32,8 @@ def merging(merge: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Iterator[C
         got = np.asarray(merge(averages.copy(), lse.copy()))
         yield got.shape == (4,), f"three pieces, values of 4 numbers: you returned the shape {got.shape}"
         yield not np.allclose(got, averages.mean(0)), "three pieces: they do not weigh the same"
+        natural = np.exp(lse - lse.max())
+        yield not np.allclose(got, natural @ averages / natural.sum()), "three pieces: lse is a logarithm to base 2"
         yield np.allclose(got, want), f"three pieces: the whole softmax gives {want.round(3)}, you gave {got.round(3)}"
         large = np.asarray(merge(averages.copy(), lse + 2000))
         yield np.allclose(large, want), "all lse 2,000 larger: the shares are the same, but 2^2000 overflows"
@@ -47,11 +49,12 @@ def what_a_test_sees(a: str, b: str, c: str, d: str) -> Iterator[Case]:
     for name, answer in zip("abcd", (a, b, c, d), strict=True):
         yield answer in kinds, f"{name}: one of {', '.join(sorted(kinds))}, not {answer!r}"
     yield a != "none", "a: the scores are hidden, but what does a weight of 0 times V give?"
-    yield a == "nan", "a: on clean memory the hidden keys change nothing; what if they are not clean?"
+    yield a != "ragged", "a: as long as every slot is finite, the hidden keys change nothing"
+    yield a != "long", "a: that test may catch it, but a test before it does; nothing needs to be cut"
     yield b == "long", "b: merge_kernel works on sequences that were cut, and on those alone"
     yield c == "none", "c: are there other programs than before? The order in which they start changes no answer"
-    yield d != "nan", "d: the minimum with end - 1 still keeps the reads inside"
-    yield d == "ragged", "d: the key at `end` is read from the last slot again, and now it counts"
+    yield d != "none", "d: which key does a row see that it did not see before, and what was read there?"
+    yield d == "ragged", "d: a test before that one catches it: what is read for the key at `end` counts now"
 
 
 @exercise("6.4")
@@ -68,6 +71,8 @@ def soft_cap(fold_capped: Callable[..., tuple]) -> Iterator[Case]:
     late = np.exp2(cap * np.tanh(scores * np.log2(np.e) / cap) - cap)
     got = acc / total
     yield not np.allclose(got, plain @ values / plain.sum()), "scores of ±20 and a cap of 15: nothing was capped"
+    base_two = np.exp2(capped - capped.max())
+    yield not np.allclose(got, base_two @ values / base_two.sum()), "the scores are in units of e^x: where is log2 e?"
     yield not np.allclose(got, late @ values / late.sum()), "the cap is in units of e^x: cap first, then times log2 e"
     yield np.allclose(got, weights @ values / weights.sum()), "scores of ±20 and a cap of 15: the answer is off"
-    yield isclose(top, capped.max() * np.log2(np.e)), "top: exponents are powers of two, so capped score × log2 e"
+    yield isclose(top, capped.max() * np.log2(np.e)), "top: in units of 2^x it is the largest capped score × log2 e"
