@@ -5,7 +5,7 @@ READY := .venv/.installed
 # Two processes for two cores; one thread each, so that they do not fight for them.
 WORKERS ?= 2
 
-.PHONY: lab test notebooks export lint format setup clean
+.PHONY: lab test site notebooks export lint format setup clean
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
@@ -13,6 +13,10 @@ lab: $(READY)
 test: $(READY)
 	$(BIN)/python tools/export.py --check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval -q -n $(WORKERS) --dist loadfile
+
+# the course as web pages, in build/site; it reads the committed notebooks and runs nothing
+site: $(READY)
+	$(BIN)/python site/build.py
 
 setup: $(READY)
 
