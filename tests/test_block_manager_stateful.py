@@ -4,8 +4,6 @@ The model writes, for every token that a step computes, the whole prefix that en
 and V). Whatever was shared, copied, evicted or reused, each sequence must read back its own prefixes, nothing else.
 """
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -17,6 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from long_runs import LONG
 
 from minivllm.core import block_manager
 from minivllm.core.block_manager import (
@@ -29,7 +28,6 @@ from minivllm.core.block_manager import (
 )
 from minivllm.core.sequence import Sequence
 
-LONG = os.environ.get("MINIVLLM_LONG_TESTS") == "1"
 SETTINGS = settings(
     max_examples=20_000 if LONG else 2_000,
     stateful_step_count=50 if LONG else 30,

@@ -7,17 +7,14 @@ every exercise tried in four ways or more: the stub as it stands, the planted wr
 import copy
 import json
 import os
-import sys
 from functools import cache
 from pathlib import Path
 
+import export
 import nbformat
 import pytest
-from chapters import NOTEBOOKS, ROOT, Exercise, exercises, read, tags
+from chapters import NOTEBOOKS, Exercise, exercises, read, tags
 from nbclient import NotebookClient
-
-sys.path.insert(0, str(ROOT / "tools"))
-import export
 
 ATTEMPTS = [
     pytest.param(path, exercise, kind, id=f"{exercise.number}-{kind}")

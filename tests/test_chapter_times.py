@@ -1,15 +1,11 @@
 """Reading times are counted and running times recorded as `tools/chapter_times.py` says."""
 
 import datetime
-import sys
 from pathlib import Path
 
-import pytest
-from chapters import ROOT
-from nbformat import NotebookNode, v4
-
-sys.path.insert(0, str(ROOT / "tools"))
 import chapter_times
+import pytest
+from nbformat import NotebookNode, v4
 
 
 @pytest.fixture

@@ -1,13 +1,9 @@
 """The counts of CONTRIBUTING.md are those of the code, and the counting counts right."""
 
-import sys
 from pathlib import Path
 
-import pytest
-from chapters import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
 import count_house
+import pytest
 
 SOURCE = '''# Generated from notebooks/03_block_manager.ipynb by tools/export.py; edit there.
 """Blocks."""

@@ -3,7 +3,6 @@
 MINIVLLM_LONG_TESTS=1 runs ten times as many.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,13 +10,14 @@ import pytest
 from engines import assert_all_free, make_engine, ties_in
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long_runs import LONG
 
 from minivllm.core.block_manager import cdiv
 from minivllm.engine.llm_engine import LLMEngine
 from minivllm.engine.request import Request
 from minivllm.sampling_params import SamplingParams
 
-RUNS = 2000 if os.environ.get("MINIVLLM_LONG_TESTS") else 200
+RUNS = 2000 if LONG else 200
 LONGEST_ANSWER = 6
 # Few prompts that share beginnings: transformers computes each once, and the prefix cache has something to find.
 SHARED = (0, 641, 585, 259, 448, 12, 420, 296, 259, 392, 594, 680)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
+from chapter_times import FOLDED
 from chapters import NOTEBOOKS, ROOT, read
 
 import minivllm  # noqa: F401  (first: it chooses Triton's interpreter where there is no GPU)
@@ -18,7 +19,6 @@ GLOSSARY, SYMBOLS = ROOT / "notebooks" / "glossary.md", ROOT / "notebooks" / "sy
 CHAPTERS = {path.name[:2]: path for path in NOTEBOOKS}
 ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+) \(\[(\d\d)\]\((\S+?)\)(?:, built in \[(\d\d)\]\((\S+?)\))?\)$")
 EMPHASIS = re.compile(r"(?<![*\w])(\*{1,2})(?!\s)([^*\n]{2,50}?)(?<!\s)\1(?![*\w])")
-FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 MOST_WORDS = 3  # what is longer is a sentence, not a term
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import PagedBatch, assert_close, dense_answer, make_batch
+from kernel_cases import DEVICE, PagedBatch, assert_close, dense_answer, make_batch
 
 import minivllm
 
 pytest.importorskip("triton", reason="triton has no wheels for this platform")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = Path(minivllm.__file__).parent / "kernels"
 
 

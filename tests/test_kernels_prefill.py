@@ -1,20 +1,16 @@
 """paged_prefill against attention in float64, on pages where everything that must not be read is NaN."""
 
-import os
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import assert_close, dense_answer, make_batch
+from kernel_cases import DEVICE, DTYPES, assert_close, dense_answer, make_batch
+from long_runs import LONG
 
 import minivllm  # noqa: F401  (first: it chooses Triton's interpreter where there is no GPU)
 from minivllm.kernels import reference
 
 paged = pytest.importorskip("minivllm.kernels.paged_prefill", reason="triton has no wheels for this platform")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LONG = os.environ.get("MINIVLLM_LONG_TESTS") == "1"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def prefill(batch, q=None, **options):
@@ -33,14 +29,19 @@ def check(contexts, new, dtype=torch.float32, **shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 160, 256], ids=lambda d: f"vllm#25030-dim{d}")
+@pytest.mark.parametrize("head_dim", [2, 8, 16, 32, 64, 80, 96, 128, 160, 256], ids=lambda d: f"vllm#25030-dim{d}")
 def test_head_dims(head_dim, dtype):
     check([37, 5], [20, 5], dtype, head_dim=head_dim, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16], ids=lambda g: f"lmdeploy#3781-group{g}")
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16, 71], ids=lambda g: f"lmdeploy#3781-group{g}")
 def test_group_sizes(group):
     check([40, 5], [33, 5], group=group, num_kv_heads=1)
+
+
+def test_a_group_wider_than_the_tile():
+    """In float32 a tile of wide heads has 32 rows: it grows until one token's queries fit."""
+    check([20, 3], [7, 3], group=40, head_dim=128, num_kv_heads=1)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64, 256], ids=lambda b: f"flash-attention#828-block{b}")

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from kernel_cases import DEVICE, DTYPES
 
 import minivllm  # noqa: F401  (first: it chooses Triton's interpreter where there is no GPU)
 from minivllm.kernels import reference
 
 triton_store = pytest.importorskip("minivllm.kernels.store_kv", reason="triton has no wheels for this platform")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STORES = {"torch": reference.store_kv, "triton": triton_store.store_kv}
 
 
@@ -22,7 +22,7 @@ def canary_caches(num_blocks=5, block_size=4, num_kv_heads=2, head_dim=16, dtype
     return torch.full(shape, 7.0, dtype=dtype, device=DEVICE), torch.full(shape, -7.0, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "num_kv_heads"), [(16, 2), (80, 3), (96, 1), (160, 5), (256, 2)])
 def test_tokens_land_in_their_slots_and_nowhere_else(store, head_dim, num_kv_heads, dtype):
     k_cache, v_cache = canary_caches(head_dim=head_dim, num_kv_heads=num_kv_heads, dtype=dtype)

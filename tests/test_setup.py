@@ -218,7 +218,6 @@ def test_files_that_are_named_exist(text: str) -> None:
 
 
 def test_the_guide_says_what_is_written_by_hand() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
     import export
 
     names = [name for name in export.HANDWRITTEN if (ROOT / "minivllm" / name).exists()]

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import sys
 
 import pytest
 from chapters import ROOT
@@ -12,7 +11,6 @@ import minivllm  # noqa: F401  (first: it chooses Triton's interpreter where the
 from minivllm.course.performance_results import LOADS, OTHERS, Throughput, by_kind
 
 pytest.importorskip("triton", reason="triton has no wheels for this platform")
-sys.path.insert(0, str(ROOT / "tools"))
 import bench_throughput as bench
 
 DATA = ROOT / "figures" / "data"

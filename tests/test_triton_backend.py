@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 import torch
+from kernel_cases import DEVICE
 
 import minivllm
 from minivllm.core.batch import Batch, ScheduledSequence
@@ -46,7 +47,6 @@ except backends.BackendError as error:
 
 
 pytest.importorskip("triton", reason="triton has no wheels for this platform")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +95,14 @@ def test_a_step_is_planned_once_for_all_layers(model, monkeypatch):
 
 def test_every_engine_has_a_plan_of_its_own():
     assert load_backend("triton").plan_decode is not load_backend("triton").plan_decode
+
+
+def test_a_batch_that_outgrows_its_plan_gets_a_new_one():
+    """The old plan stays as it is: steps that were recorded with it may still run."""
+    plan_decode = load_backend("triton").plan_decode
+    few, many = (torch.full((size,), 5, dtype=torch.int32, device=DEVICE) for size in (3, 1500))
+    first = plan_decode(2, 1, 16, few, 8)
+    second = plan_decode(2, 1, 16, many, 8)
+    assert plan_decode(2, 1, 16, few, 8) is second is not first
+    assert (first.max_num_seqs, second.max_num_seqs) == (1024, 1500)
+    assert sorted(second.items[:3, 0].tolist()) == [0, 1, 2]

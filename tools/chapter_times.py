@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from export import chapters
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +105,7 @@ def record(seconds: dict[str, float], path: Path = RECORD) -> None:
 def main() -> None:
     runs = recorded()
     print("chapter  read: said  counted  exercises   run: said  recorded")
-    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+    for path in chapters():
         notebook, chapter = nbformat.read(path, as_version=4), path.name[:2]
         counts, (minutes, seconds) = read(notebook), promise(notebook)
         run = f"{runs[chapter]['seconds']:.1f} s" if chapter in runs else "–"

@@ -19,6 +19,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from chapter_times import record
+from export import chapters
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -70,10 +71,9 @@ def build(script: Path) -> Path:
     return path
 
 
-def find(chapters: list[str]) -> list[Path]:
+def find(names: list[str]) -> list[Path]:
     """The notebooks of the named chapters, or all of them, in order."""
-    paths = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    return [path for path in paths if not chapters or path.name[:2] in chapters]
+    return [path for path in chapters() if not names or path.name[:2] in names]
 
 
 def main() -> None:
