@@ -1,6 +1,7 @@
 """validate_model says equal where it is, and exits with 1 where it is not."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 import torch
 
 from minivllm import STORYTELLER, validate_model
-from minivllm.core.batch import Batch
-from minivllm.engine.fast_runner import FastRunner
+from minivllm.engine import fast_runner
 
 
 def test_the_storyteller_is_equal_in_every_setting(capsys: pytest.CaptureFixture) -> None:
@@ -21,12 +21,12 @@ def test_the_storyteller_is_equal_in_every_setting(capsys: pytest.CaptureFixture
 
 
 def test_a_planted_fault_is_exit_code_one(capsys: pytest.CaptureFixture) -> None:
-    wide_tables = FastRunner.wide_tables
+    pad_tables = fast_runner.pad_tables
 
-    def swapped(self: FastRunner, batch: Batch, num_rows: int) -> np.ndarray:
-        return wide_tables(self, batch, num_rows)[::-1].copy()
+    def swapped(*tables: Any) -> np.ndarray:
+        return pad_tables(*tables)[::-1].copy()
 
-    with patch.object(FastRunner, "wide_tables", swapped):
+    with patch.object(fast_runner, "pad_tables", swapped):
         assert validate_model.main(["--tokens", "4", "--backends", "torch"]) == 1
     assert "differ" in capsys.readouterr().out
 

@@ -36,7 +36,7 @@ ARCHS = (75, 80, 90)
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 KV_HEADS, BLOCK = 8, 16
 # (query heads per KV head, head_dim, kind of numbers)
-SHAPES = [(2, 128, "half"), (2, 128, "float32"), (7, 80, "half"), (1, 256, "half")]
+SHAPES = [(2, 128, "half"), (2, 128, "float32"), (7, 80, "half"), (1, 256, "half"), (3, 8, "half")]
 
 
 class PretendedGPU:

@@ -61,15 +61,19 @@ def require_triton() -> None:
 
 
 def decode_planner() -> Callable[..., object]:
-    """The plan_decode of the Triton backend: one plan, made at the first step and brought up to date at every other."""
+    """The plan_decode of the Triton backend: one plan, made at the first step and brought up to date at every other.
+
+    A batch that is larger than its plan gets a new one. The old one stays alive: recorded steps may still use it.
+    """
     from minivllm.kernels.paged_decode import DecodePlan
 
     plans: list[DecodePlan] = []
 
     def plan_decode(num_heads: int, num_kv_heads: int, head_dim: int, context_lens: Tensor, longest: int) -> object:
-        if not plans:
-            plans.append(DecodePlan(num_heads, num_kv_heads, head_dim, context_lens.device))
-        return plans[0].update(context_lens, longest)
+        if not plans or len(context_lens) > plans[-1].max_num_seqs:
+            room = max(1024, len(context_lens))
+            plans.append(DecodePlan(num_heads, num_kv_heads, head_dim, context_lens.device, room))
+        return plans[-1].update(context_lens, longest)
 
     return plan_decode
 

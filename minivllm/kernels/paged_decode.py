@@ -306,8 +306,9 @@ def paged_decode(
         plan = DecodePlan(num_heads, num_kv_heads, head_dim, q.device, num_seqs)
         plan.update(context_lens, block_tables.shape[1] * block_size)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    dims = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "PADDED_DIM": triton.next_power_of_2(head_dim)}
-    group, row_bytes = num_heads // num_kv_heads, dims["PADDED_DIM"] * k_cache.element_size()
+    padded_dim = max(16, triton.next_power_of_2(head_dim))  # tl.dot takes no fewer than 16
+    dims = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "PADDED_DIM": padded_dim}
+    group, row_bytes = num_heads // num_kv_heads, padded_dim * k_cache.element_size()
     decode_kernel[(num_kv_heads, plan.num_items)](
         q, k_cache, v_cache, block_tables, plan.items, out, plan.part_out, plan.part_lse, scale * LOG2_E,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], block_tables.stride(0),

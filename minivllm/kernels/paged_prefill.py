@@ -115,8 +115,10 @@ def paged_prefill(
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
-    num_seqs, group, padded_dim = len(context_lens), num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
+    num_seqs, group = len(context_lens), num_heads // num_kv_heads
+    padded_dim = max(16, triton.next_power_of_2(head_dim))  # tl.dot takes no fewer than 16
     tile = prefill_tile((max_seqlen_q or num_tokens) * group, padded_dim * k_cache.element_size(), target_arch())
+    tile["ROWS"] = max(tile["ROWS"], triton.next_power_of_2(group))  # one token at least
     tiles_at_most = num_tokens // (tile["ROWS"] // group) + num_seqs
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     prefill_kernel[(num_kv_heads, tiles_at_most)](
