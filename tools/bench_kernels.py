@@ -250,6 +250,7 @@ def exported_decode(module: ModuleType, sets: PagedSets) -> Run:
 
 
 def stage_run(stage: Callable[..., Tensor], **options: int) -> Run:
+    """A stage of chapter 06 as something that can be timed."""
     return lambda sets, q, table: stage(q, sets.k_cache, sets.v_cache, table, sets.context_lens, SCALE, **options)
 
 

@@ -10,7 +10,8 @@ included, from its `def` to its last line; the docstring counts. The comment sha
 not blank and hold a `#` comment, on a line of its own or behind code; docstrings are no comments, and the line that
 names the notebook of a generated module is none either. A function is fully typed when each parameter but self and
 cls, and the result, has a type; what Triton compiles is left out, since its pointers have no Python type. Public is
-what lies at the top of a module or of a public class and has a name that begins with a letter.
+what lies at the top of a module or of a public class and has a name that begins with a letter; what a script's `main`
+does stands in the docstring of the script.
 """
 
 import argparse
@@ -92,6 +93,7 @@ def share(part: int, whole: int) -> str:
 
 
 def is_compiled(function: FUNCTION) -> bool:
+    """Is it a kernel, which Triton compiles?"""
     return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
@@ -138,7 +140,9 @@ def count(paths: list[Path], base: Path) -> Counts:
         counts.filled += sum(bool(line.strip()) for line in lines)
         counts.commented += len(commented_lines(text))
         counts.documented += docstring_lines(tree)
-        counts.described |= {f"{name}: {what}": bool(ast.get_docstring(node)) for what, node in public(tree.body)}
+        for what, node in public(tree.body):
+            described = node if what != "main" else tree  # what a script does stands at its top
+            counts.described[f"{name}: {what}"] = bool(ast.get_docstring(described))
         for node in ast.walk(tree):
             if isinstance(node, FUNCTION):
                 counts.lengths[f"{name}: {node.name}, line {node.lineno}"] = node.end_lineno - node.lineno + 1

@@ -79,6 +79,7 @@ class Piece:
     members: dict[str, Piece] = field(default_factory=dict)
 
     def render(self) -> str:
+        """The text, with the members of a re-opened class."""
         return "\n".join([self.text, *(member.text for member in self.members.values())])
 
 
@@ -174,10 +175,12 @@ def name_of(node: ast.stmt, first: bool = False) -> str:
 
 
 def first_line(node: ast.AST) -> str:
+    """A statement as Python writes it, as far as its first line."""
     return ast.unparse(node).split("\n")[0]
 
 
 def decorators(node: ast.stmt) -> list[str]:
+    """The decorators of a definition as text, without the @."""
     return [ast.unparse(decorator) for decorator in getattr(node, "decorator_list", [])]
 
 
@@ -241,6 +244,7 @@ def reopen(opened: Piece, piece: Piece) -> None:
 
 
 def add_members(opened: Piece, members: list[Piece]) -> None:
+    """Put statements of a class body into an opened class; what only fills an empty body is left out."""
     for member in members:
         if first_line(member.node) not in ("pass", "..."):
             add(opened.members, member, opened.name)
@@ -283,6 +287,7 @@ class Module:
             raise ExportError(f"{cell} says that it replaces {', '.join(sorted(unused))}, and does not")
 
     def add_piece(self, piece: Piece) -> None:
+        """Put a statement where it belongs: among the imports, the imports for types, or the definitions."""
         match piece.node:
             case ast.Import() | ast.ImportFrom():
                 self.add_import(piece, self.imports)
@@ -375,6 +380,7 @@ def build(notebooks: Iterable[Path]) -> dict[str, str]:
 
 
 def module_path(name: str) -> str:
+    """core.block_manager → core/block_manager.py"""
     return name.replace(".", "/") + ".py"
 
 
@@ -403,6 +409,7 @@ def ruff(package: Path, command: str, *options: str) -> str:
 
 
 def write(files: dict[str, str], package: Path) -> None:
+    """Write the texts of files below a folder, which is made where it is missing."""
     package.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         (package / path).parent.mkdir(parents=True, exist_ok=True)

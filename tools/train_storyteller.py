@@ -71,6 +71,7 @@ class Part:
 
     @property
     def tokens_per_epoch(self) -> int:
+        """Tokens of this corpus that one epoch goes through: all of them, `weight` times."""
         return round(self.weight * sum(map(len, self.stories)))
 
 
@@ -123,6 +124,7 @@ def cut(tokens: np.ndarray, context: int) -> np.ndarray:
 
 
 def make_part(name: str, weight: float, stories: list[str], tokenizer: Tokenizer, recipe: Recipe) -> Part:
+    """Tokenize a corpus, and keep a share of its stories for validation."""
     sides: dict[bool, list[np.ndarray]] = {True: [], False: []}
     for story, encoded in zip(stories, tokenizer.encode_batch(stories), strict=True):
         sides[is_validation(story, recipe.validation_share)].append(np.array(encoded.ids, dtype=np.uint16))
@@ -175,6 +177,7 @@ def batches(parts: list[Part], recipe: Recipe) -> Iterator[Tensor]:
 
 
 def make_config(recipe: Recipe, vocab_size: int) -> Qwen3Config:
+    """The config of transformers with the sizes of the recipe."""
     shared = {field.name for field in fields(Recipe)} & set(Qwen3Config().to_dict()) - {"vocab_size", "rope_theta"}
     return Qwen3Config(
         **{name: getattr(recipe, name) for name in sorted(shared)},
@@ -194,6 +197,7 @@ def residual_outputs(model: nn.Module) -> list[nn.Linear]:
 
 
 def make_model(config: Qwen3Config, dropout: float) -> Qwen3ForCausalLM:
+    """A model with random weights, and dropout on what each block adds, in training only."""
     model = Qwen3ForCausalLM(config)
     for linear in residual_outputs(model):
         # 2 × layers terms are summed up in the stream: GPT-2's scaling keeps their sum at the size of one.
@@ -204,6 +208,7 @@ def make_model(config: Qwen3Config, dropout: float) -> Qwen3ForCausalLM:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    """AdamW, with weight decay on matrices only."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -248,6 +253,7 @@ def validate(model: nn.Module, parts: list[Part], recipe: Recipe, device: torch.
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor, lr: float) -> Tensor:
+    """One step on rows [batch, context] at learning rate lr; returns the loss before it, a scalar on the device."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     loss = next_token_loss(model, rows)
@@ -285,6 +291,7 @@ def train(model: nn.Module, parts: list[Part], recipe: Recipe, device: torch.dev
 
 @torch.no_grad()
 def write_samples(model: Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, length: int = 160) -> dict[str, str]:
+    """A continuation of at most `length` tokens for each of PROMPTS: {prompt: whole text}."""
     model.eval()
     torch.manual_seed(seed)
     samples, room = {}, model.config.max_position_embeddings
