@@ -97,18 +97,21 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """The answer to one prompt, piece by piece as it grows. Pieces are whole characters, and what was given out is
-        never taken back. Closing the iterator aborts the request.
+        never taken back. Closing the iterator, or dropping it, aborts the request.
 
         Raises what `LLMEngine.add_request` raises, at once, and SamplingParamsError for n above 1.
         """
         params = sampling_params or SamplingParams()
         if params.n > 1:
             raise SamplingParamsError(f"a stream is one answer, but n is {params.n}")
-        return self._pieces(self.llm_engine.add_request(prompt, params))
+        pieces = self._pieces(self.llm_engine.add_request(prompt, params))
+        next(pieces)  # starts it: closing a generator that never ran would not reach its `finally`
+        return pieces
 
     def _pieces(self, request: Request) -> Iterator[str]:
         sample, num_shown, finished = request.samples[0], 0, False
         try:
+            yield ""  # for `stream`, which takes it
             while not finished:
                 finished = request.finished
                 sample.update_text()

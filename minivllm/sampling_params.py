@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from types import UnionType
 
 
 class SamplingParamsError(ValueError):
@@ -59,18 +60,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         finite = 1e30
-        require_range("n", self.n, 1, 2**20)
+        require_range("n", self.n, 1, 2**20, WHOLE)
         require_range("temperature", self.temperature, 0, finite)
-        require_range("top_k", self.top_k, -1, 2**62)
+        require_range("top_k", self.top_k, -1, 2**62, WHOLE)
         require_range("top_p", self.top_p, 0, 1, above=True)
         require_range("min_p", self.min_p, 0, 1)
         require_range("repetition_penalty", self.repetition_penalty, 0, finite, above=True)
         require_range("presence_penalty", self.presence_penalty, -finite, finite)
         require_range("frequency_penalty", self.frequency_penalty, -finite, finite)
-        require_range("seed", self.seed, -(2**63), 2**63 - 1)
-        require_range("max_tokens", self.max_tokens, 1, math.inf)
-        require_range("min_tokens", self.min_tokens, 0, math.inf)
-        require_range("logprobs", self.logprobs, 0, math.inf)
+        require_range("seed", self.seed, -(2**63), 2**63 - 1, WHOLE_OR_NONE)
+        require_range("max_tokens", self.max_tokens, 1, math.inf, WHOLE_OR_NONE)
+        require_range("min_tokens", self.min_tokens, 0, math.inf, WHOLE)
+        require_range("logprobs", self.logprobs, 0, math.inf, WHOLE_OR_NONE)
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -81,9 +82,20 @@ class SamplingParams:
                 raise SamplingParamsError(f"stop must be strings of at least one character, not {stop!r}")
 
 
-def require_range(name: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:
-    """Raises SamplingParamsError unless value is in [low, high], or (low, high] if `above`; None is let through."""
-    inside = isinstance(value, int | float) and low <= value <= high and not (above and value == low)
-    if value is not None and not inside:  # NaN is inside nothing
-        bounds = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-        raise SamplingParamsError(f"{name} must be a number {bounds}, not {value!r}")
+WHOLE = int
+WHOLE_OR_NONE = int | None
+REAL = int | float
+
+
+def require_range(
+    name: str, value: float | None, low: float, high: float, kind: type | UnionType = REAL, *, above: bool = False
+) -> None:
+    """Raises SamplingParamsError unless value is of that kind and in [low, high], or in (low, high] if `above`."""
+    known = isinstance(value, kind)
+    inside = known and (value is None or (low <= value <= high and not (above and value == low)))  # NaN is in nothing
+    if not inside:
+        what, digits = ("a number", "g") if kind == REAL else ("an integer", "d")
+        limit = f" and at most {high:{digits}}" if high < math.inf else ""
+        raise SamplingParamsError(
+            f"{name} must be {what} {'above' if above else 'at least'} {low:{digits}}{limit}, not {value!r}"
+        )

@@ -257,6 +257,18 @@ def test_streams_side_by_side_and_one_that_is_left() -> None:
     assert_all_free(llm.llm_engine)
 
 
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
+def test_a_stream_that_is_left_before_its_first_piece(closed: bool) -> None:
+    llm = make_llm()
+    stream = llm.stream("The fox", GREEDY)
+    assert llm.llm_engine.has_unfinished_requests()
+    if closed:
+        stream.close()
+    del stream
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert_all_free(llm.llm_engine)
+
+
 def test_a_stream_refuses_at_once() -> None:
     with pytest.raises(PromptError):
         make_llm().stream([])

@@ -92,6 +92,9 @@ OUT_OF_RANGE = [
     ("stop", ""),
     ("stop", ["ok", ""]),
     ("temperature", "hot"),
+    ("temperature", None),
+    ("n", None),
+    *((name, 2.5) for name in ("n", "top_k", "max_tokens", "min_tokens", "logprobs", "seed")),
 ]
 
 

@@ -17,8 +17,8 @@ def draw_filters(tokens: Sequence[str], panels: Mapping[str, Sequence[float]]) -
         ax.bar(range(len(tokens)), probs, color=[BLUE if p else GREY for p in probs])
         for place, p in enumerate(probs):
             ax.text(place, p + 0.02, f"{p:.2f}" if p else "×", ha="center", size=9 if p else 12)
-        ax.set_title(title, size=11)
-        ax.set(xticks=range(len(tokens)), xticklabels=tokens, ylim=(0, 1.0), yticks=[])
+        ax.set_title(title, size=10.5)
+        ax.set(xticks=range(len(tokens)), xticklabels=tokens, ylim=(0, 0.88), yticks=[])
         ax.spines["left"].set_visible(False)
     axes[0].set_ylabel("probability")
     return fig
@@ -63,8 +63,8 @@ def draw_life(queue: float, first: float, last: float) -> Figure:
 
 def draw_page_matrix(tables: Mapping[str, Sequence[int]], lens: Mapping[str, int], block_size: int) -> Figure:
     """A row per request, a column per slot of a pool of eight blocks; a filled cell is a key that the request sees."""
-    fig, ax = blank_axes(8.8, 2.2)
-    cell, left, top = 0.245, 0.75, 0.75
+    fig, ax = blank_axes(8.8, 1.8)
+    cell, left, top = 0.245, 0.75, 0.35
     for row, (name, table) in enumerate(tables.items()):
         y = top + 0.36 * row
         ax.text(left - 0.3, y + 0.16, name, size=12, weight="bold", va="center")
@@ -77,24 +77,31 @@ def draw_page_matrix(tables: Mapping[str, Sequence[int]], lens: Mapping[str, int
         x = left + cell * block_size * block
         ax.plot([x, x], [top - 0.08, top + 1.1], color=INK, lw=1.2)
         ax.text(x + cell * block_size / 2, top - 0.18, f"block {block}", ha="center", size=9)
-    ax.text(left, 2.1, "columns: the slots of the pool; a number is the position of the key in its request", size=9.5)
+    ax.text(left, 1.7, "columns: the slots of the pool; a number is the position of the key in its request", size=9.5)
     return fig
 
 
 def draw_load(
-    loads: Sequence[float], throughput: Sequence[float], median: Sequence[float], worst: Sequence[float]
+    loads: Sequence[float],
+    throughput: Sequence[float],
+    median: Sequence[float],
+    worst: Sequence[float],
+    capacity: float,
 ) -> Figure:
-    """Left: requests served against requests arriving (both per second); right: latency percentiles in seconds."""
+    """Left: requests served against requests arriving (both per second); right: latency percentiles in seconds.
+    A dotted line in both: the capacity, in requests per second."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.8, 3.2))
     left.plot(loads, loads, "--", color=GREY)
-    left.text(0.62 * loads[-1], 0.8 * loads[-1], "all that\narrives", color="#666666", ha="right", size=10)
+    left.text(0.8 * loads[-1], 0.63 * loads[-1], "all that\narrives", color="#666666", size=10)
     left.plot(loads, throughput, "o-", color=BLUE, lw=2)
     left.set(title="Served", ylabel="requests per second", ylim=(0, None))
     right.plot(loads, worst, "o-", color=RED, lw=2, label="95th percentile")
     right.plot(loads, median, "o-", color=ORANGE, lw=2, label="median")
     right.set(title="Latency", ylabel="seconds", ylim=(0, 1.1 * max(worst)))
     right.legend(loc="upper left")
+    left.text(1.03 * capacity, 0.05 * loads[-1], "capacity", color="#666666", size=10)
     for ax in (left, right):
+        ax.axvline(capacity, ls=":", color=GREY)
         ax.set(xlabel="arriving requests per second", xlim=(0, None))
     return fig
 

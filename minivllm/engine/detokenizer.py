@@ -40,7 +40,8 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def find_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
-    """The stop string that begins first in text[start:], as (where, which); the longest if several begin there."""
+    """The stop string that begins first in text[start:], as (its index in text, itself), the longest if several begin
+    there; None if there is none."""
     found = [(at, -len(stop), stop) for stop in stops if (at := text.find(stop, max(0, start))) >= 0]
     return (min(found)[0], min(found)[2]) if found else None
 
@@ -62,7 +63,8 @@ class TextStream:
             return
         new = self._detokenizer.add(token_ids, last=last)
         whole = self._detokenizer.text
-        found = None if ignore_stops else find_stop(whole, self._stops, len(whole) - len(new) - self._longest + 1)
+        start = len(whole) - len(new) - self._longest + 1  # a stop string may have begun in the text before
+        found = None if ignore_stops else find_stop(whole, self._stops, start)
         if found:
             self.text, self.stopped_by = whole[: found[0]], found[1]
         else:

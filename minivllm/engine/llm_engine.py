@@ -110,7 +110,7 @@ class LLMEngine:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "LLMEngine":
-        """Load the model that the config names, and its tokenizer, and make an engine of them."""
+        """Load the model that the config names, and its tokenizer, and make an engine of them. Raises as above."""
         folder, device = find_model(config.model), pick_device(config.device)
         load_backend(pick_backend(config.attention_backend, device))  # refused before the weights are read
         dtype = pick_dtype(config.dtype, ModelConfig.from_folder(folder), device)

@@ -85,7 +85,8 @@ def paged_decode(
 def split_rows(
     block_tables: Tensor, context_lens: Tensor, cu_seqlens_q: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, int, int]]]:
-    """Decoding sequences apart from chunks: (their rows, tables, lengths), and (sequence, first row, last row + 1)."""
+    """Decoding sequences apart from chunks. Of the former: rows of q int64 [num_single], tables int32 [num_single,
+    max_blocks], lengths int32 [num_single]; of the latter a list of (sequence, first row of q, last row + 1)."""
     lengths = cu_seqlens_q.diff()
     single = (lengths == 1).nonzero()[:, 0]
     chunks = [(s, int(cu_seqlens_q[s]), int(cu_seqlens_q[s + 1])) for s in (lengths > 1).nonzero()[:, 0].tolist()]
@@ -100,7 +101,7 @@ def read_pages(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
 
 
 def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of a sequence's last tokens.
+    """Causal attention of a sequence's last tokens, [num_new, num_heads, head_dim].
     q [num_new, num_heads, head_dim]; k, v [num_kv_heads, context, head_dim]."""
     num_new, context = len(q), k.shape[1]
     mask = None if num_new == context else torch.ones(num_new, context, dtype=torch.bool).tril(context - num_new)

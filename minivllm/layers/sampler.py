@@ -17,7 +17,8 @@ def keep_likely(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, to
     """Which of the logits [num_rows, num_tokens], in descending order, may be drawn: bool, the first always.
 
     top_k int64, top_p, min_p float32 [num_rows, 1]. As in transformers, one filter after the other: k, then p of what
-    is left, then min_p. total [num_rows, 1]: the logsumexp of the whole rows, where `ordered` is their beginning.
+    is left, then min_p (vLLM begins with min_p). total [num_rows, 1]: the logsumexp of the whole rows, where `ordered`
+    is their beginning.
     """
     keep = torch.arange(ordered.shape[1], device=ordered.device) < top_k
     inside = ordered.masked_fill(~keep, float("-inf"))
@@ -48,7 +49,8 @@ def scramble(x: Tensor) -> Tensor:
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     """Noise from the Gumbel distribution for each (key, token): float32 [num_rows, num_tokens].
-    keys int64 [num_rows]; token_ids int64 [num_rows or 1, num_tokens]."""
+    keys int64 [num_rows]; token_ids int64 [num_rows or 1, num_tokens]. The trick: Maddison et al. 2014, section 2,
+    https://arxiv.org/abs/1411.0030."""
     bits = shift(scramble(keys[:, None] + token_ids * GOLDEN), 41)  # 23 bits: with 24, float32 would round up to 1
     uniform = (bits.float() + 0.5) * 2.0**-23  # between 0 and 1, both excluded
     return -torch.log(-torch.log(uniform))
@@ -90,7 +92,7 @@ class SamplingBatch:
         self.random_rows = [i for i, row in enumerate(rows) if not row.params.is_greedy]
 
     def column(self, values: list[int] | list[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values of some rows as a tensor on the device."""
+        """Values of some rows as a tensor [len(values)] on the device."""
         return torch.tensor(values, dtype=dtype).to(self.device)
 
     def of_random_rows(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -104,7 +106,7 @@ class SamplingBatch:
         return scramble(scramble(seeds) + positions * GOLDEN)
 
     def where(self, cells: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
-        """(row, token ids) pairs as two index tensors, for logits[index] = …"""
+        """(row, token ids) pairs as two int64 tensors [number of all ids], rows and ids, for logits[index] = …"""
         lengths = [len(ids) for _, ids in cells]
         row_index = np.repeat(np.array([row for row, _ in cells], np.int64), lengths)
         token_index = np.fromiter(chain.from_iterable(ids for _, ids in cells), np.int64, sum(lengths))
@@ -112,14 +114,16 @@ class SamplingBatch:
 
 
 def ban_stops(logits: Tensor, batch: SamplingBatch) -> None:
-    """Rule out, in place, the stop tokens of answers that are shorter than their min_tokens."""
+    """Rule out, in place, the stop tokens of answers that are shorter than their min_tokens.
+    logits float32 [num_rows, vocab_size]."""
     early = [(i, r) for i, r in enumerate(batch.rows) if r.seq.num_completion_tokens < r.params.min_tokens]
     if cells := [(i, list(row.seq.stop_token_ids)) for i, row in early if row.seq.stop_token_ids]:
         logits[batch.where(cells)] = float("-inf")
 
 
 def apply_repetition(logits: Tensor, batch: SamplingBatch) -> None:
-    """In place: logits of tokens in prompt or answer are divided by the penalty where positive, else multiplied."""
+    """In place: logits of tokens in prompt or answer are divided by the penalty where positive, else multiplied.
+    logits float32 [num_rows, vocab_size]. From Keskar et al. 2019, https://arxiv.org/abs/1909.05858."""
     wanted = [i for i, row in enumerate(batch.rows) if row.params.repetition_penalty != 1.0]
     if not wanted:
         return
@@ -130,7 +134,8 @@ def apply_repetition(logits: Tensor, batch: SamplingBatch) -> None:
 
 
 def apply_presence_and_frequency(logits: Tensor, batch: SamplingBatch) -> None:
-    """In place: subtracts presence_penalty once, and frequency_penalty per occurrence, for tokens of the answer."""
+    """In place: subtracts presence_penalty once, and frequency_penalty per occurrence, for tokens of the answer.
+    logits float32 [num_rows, vocab_size]."""
     asking = [(i, r) for i, r in enumerate(batch.rows) if r.params.presence_penalty or r.params.frequency_penalty]
     if not asking:
         return
@@ -198,10 +203,9 @@ def top_logprobs(logits: Tensor, token_ids: list[int], num_top: int) -> list[dic
     own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = (logprobs > own).sum(dim=-1) + 1
     values, ids = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
-    found = []
-    for token, value, rank, *top in zip(
-        token_ids, own[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), strict=True
-    ):
-        best = {top_id: (top_value, place) for place, (top_id, top_value) in enumerate(zip(*top, strict=True), 1)}
-        found.append({token: (value, rank)} | best)
-    return found
+    best = [
+        {token: (value, place) for place, (token, value) in enumerate(zip(*top, strict=True), 1)}
+        for top in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+    chosen = zip(token_ids, own[:, 0].tolist(), ranks.tolist(), strict=True)
+    return [{token: (value, rank)} | top for (token, value, rank), top in zip(chosen, best, strict=True)]

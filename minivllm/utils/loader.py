@@ -76,6 +76,7 @@ class ModelNotFoundError(ValueError):
     """A model that is neither a folder nor on the hub."""
 
 
+# Config, weights, tokenizer and chat template; a hub folder may hold the same weights again in other formats.
 WANTED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 

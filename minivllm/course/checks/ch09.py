@@ -9,7 +9,8 @@ from minivllm.course.exercises import Case, exercise
 def tokens_that_are_left(k2: str, p08: str, m02: str) -> Iterator[Case]:
     names = {"top_k=2": "AB", "top_p=0.8": "ABC", "min_p=0.2": "ABC"}
     for given, (setting, right) in zip((k2, p08, m02), names.items(), strict=True):
-        yield isinstance(given, str) and set(given) <= set("ABCDE"), f"{setting}: answer with letters of A to E"
+        letters = isinstance(given, str) and set(given) <= set("ABCDE")
+        yield letters, f"{setting}: answer with a string of letters from A to E"
         yield "A" in given, f"{setting}: the most likely token is always kept"
         yield (
             len(given) >= len(right),
@@ -22,7 +23,7 @@ def tokens_that_are_left(k2: str, p08: str, m02: str) -> Iterator[Case]:
 @exercise("9.2")
 def promises_of_a_key(again: bool, crowd: bool, preempted: bool) -> Iterator[Case]:
     for name, given in (("again", again), ("crowd", crowd), ("preempted", preempted)):
-        yield given in (True, False), f"{name}: True or False"
+        yield isinstance(given, bool), f"{name}: answer True or False, not {given!r}"
     yield again is True, "again: the same requests in the same order take the same rows of the same steps"
     yield crowd is False, "crowd: alone the request is row 0; which row is it behind three others?"
     yield preempted is False, "preempted: while it waits, the steps go on; which step samples its next token now?"
@@ -44,7 +45,7 @@ def held_back_for_one_stop(held: Callable[[str, str], int]) -> Iterator[Case]:
         yield found >= right, f"text {text!r}, stop {stop!r}: you hold back {found}, and half a stop string is shown"
         yield (
             found <= right,
-            f"text {text!r}, stop {stop!r}: you hold back {found}, and some of it cannot become a stop",
+            f"text {text!r}, stop {stop!r}: you hold back {found}, more than can be the beginning of a stop string",
         )
 
 
