@@ -35,7 +35,7 @@ class KVCache(nn.Module):
         self.register_buffer("v_cache", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
 
     def layer_cache(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Both buffers of one layer, [max_seq_len, num_kv_heads, head_dim], as views. Raises IndexError."""
+        """Views of a layer's K and V, [max_seq_len, num_kv_heads, head_dim]. Raises IndexError for no such layer."""
         if not 0 <= layer_idx < self.num_layers:
             raise IndexError(f"layer {layer_idx} is outside this cache: it has layers 0 to {self.num_layers - 1}")
         return self.k_cache[layer_idx], self.v_cache[layer_idx]

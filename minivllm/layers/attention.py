@@ -40,7 +40,10 @@ class Attn(nn.Module):
         return causal_attention(q, k, v, positions, positions, self.scale)
 
     def forward_contiguous(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        """The same, also over the tokens that earlier calls put into the cache at lower positions."""
+        """The same, also over the tokens that earlier calls put into the cache at lower positions.
+
+        Raises IndexError for a position outside the cache; nothing is written then.
+        """
         self.kv_cache.write(self.layer_idx, positions, k, v)
         end = int(positions.max()) + 1
         keys, values = self.kv_cache.read(self.layer_idx, end)
@@ -65,7 +68,8 @@ class Attn(nn.Module):
 def use_kv_cache(model: nn.Module, kv_cache: nn.Module) -> Iterator[None]:
     """Let the attention layers of a model keep keys and values in `kv_cache`, for as long as the `with` lasts.
 
-    Raises ValueError when the cache has another number of layers, or heads of another number or size, than the model.
+    Not to be nested: when the inner `with` ends, the model has no cache. Raises ValueError when the cache has another
+    number of layers, or heads of another number or size, than the model.
     """
     layers = [module for module in model.modules() if isinstance(module, Attn)]
     needed = {(len(layers), attn.num_kv_heads, attn.head_dim) for attn in layers}

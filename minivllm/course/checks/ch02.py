@@ -61,6 +61,8 @@ def no_gaps(guarded: Callable[..., nn.Module]) -> Iterator[Case]:
     yield tried.write(1, 1) == "ValueError", refused
     yield tried.write(1, 0) == "", "row 0 of layer 1 is next and must be accepted"
     yield tried.write(1, 0, 2) == "ValueError", "row 0 is written; rows 0 and 2 in one write still leave row 1 empty"
+    mixed = "row 0 of layer 1 is written and row 1 is next: both in one write must be accepted"
+    yield tried.write(1, 0, 1) == "", mixed
     second = Tried(guarded(1, 8, 1, 2))
     yield second.write(0, 1) == "ValueError", "a second cache is empty, whatever the first one holds: refuse its row 1"
     yield tried.write(0, 7) == "", "row 7 is next in the first cache, although a second one was made meanwhile"
@@ -97,6 +99,9 @@ class Recorder(nn.Module):
             raise ValueError(f"{len(input_ids)} tokens came with {len(positions)} positions")
         self.calls.append((input_ids.tolist(), positions.tolist()))
         return torch.stack([input_ids, positions], dim=1).float()
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        raise TypeError("return the last token's hidden state; no logits are asked for")
 
 
 @exercise("2.5")
