@@ -93,8 +93,10 @@ def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: to
 class PagedKVCache:
     """K and V of all layers, cut into blocks that any sequence may own.
 
-    k_cache, v_cache: [num_layers, num_blocks, block_size, num_kv_heads, head_dim], zeroed: a value that was never
-    written must not be NaN, for 0 × NaN is NaN. Raises ValueError for a size below one.
+    k_cache, v_cache: [num_layers, num_blocks, block_size, num_kv_heads, head_dim], zeroed: memory that was never
+    written may hold NaN, and 0 × NaN is NaN. Raises ValueError for a size below one.
+
+    The blocks are those of Kwon et al. 2023, section 4.1 (https://arxiv.org/abs/2309.06180).
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class PagedKVCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> "PagedKVCache":
-        """A cache with the layers, heads and head size of a model."""
+        """A cache with the layers, heads and head size of a model. Raises ValueError for a size below one."""
         heads, size = config.num_key_value_heads, config.head_dim
         return cls(config.num_hidden_layers, num_blocks, block_size, heads, size, device=device, dtype=dtype)
 

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minivllm.core.block_manager import slot_of
-from minivllm.course.drawing import BLACK, GREY, INK, ORANGE, SKY, arrow, blank_axes, box
+from minivllm.course.drawing import GREY, INK, ORANGE, SKY, arrow, blank_axes, box
 
 COLORS = {"A": ORANGE, "B": SKY, "C": "#66C2A5"}
 STEP, CELL, BLOCK_LEFT, POOL_TOP = 0.88, 0.24, 0.32, 2.62
@@ -38,10 +38,9 @@ def _draw_block(
     left = BLOCK_LEFT + 1.05 * block
     for place in range(block_size):
         slot, x = block * block_size + place, left + CELL * place
-        is_new = slot in slots
         text, face = (str(first + place), color) if place < held else ("", "white")
-        box(ax, x, POOL_TOP, CELL, 0.5, text, face=face, size=8, edge=BLACK if is_new else GREY)
-        if is_new:
+        box(ax, x, POOL_TOP, CELL, 0.5, text, face=face, size=8, edge=GREY)
+        if slot in slots:
             arrow(ax, (slots[slot], 1.22), (x + CELL / 2, POOL_TOP - 0.02), color=GREY)
     box(ax, left, POOL_TOP, CELL * block_size, 0.5, face="none", edge=INK, line=1.6)
     middle = left + CELL * block_size / 2

@@ -72,7 +72,8 @@ class ModelRunner:
     def run(self, batch: Batch) -> Tensor:
         """One step: float32 logits [rows with needs_logits, vocab_size], in the batch's order.
 
-        Writes the K and V of every new token. The sequences' counters are the caller's to move on.
+        Writes the K and V of every new token. The sequences' counters are the caller's to move on. Raises ValueError
+        for a batch of no rows.
         """
         input_ids, positions, context = self.prepare(batch)
         self.kv_cache.copy_blocks(batch.block_copies)

@@ -24,7 +24,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     """Write each token's K and V into its slot of the caches, in place. A negative slot means: write nowhere.
 
     k, v [num_tokens, num_kv_heads, head_dim]; caches [num_blocks, block_size, num_kv_heads, head_dim];
-    slot_mapping int64 [num_tokens], slot = block * block_size + place in the block.
+    slot_mapping int64 [num_tokens], slot = block * block_size + place in the block. Raises IndexError (on a CPU) for a
+    slot behind the last.
     """
     keep = slot_mapping >= 0
     slots = slot_mapping[keep]
@@ -64,7 +65,7 @@ def paged_prefill(
     bounds = cu_seqlens_q.tolist()
     for s, context_len in enumerate(context_lens.tolist()):
         rows = slice(bounds[s], bounds[s + 1])
-        if rows.start == rows.stop:
+        if rows.start == rows.stop:  # nothing new of this sequence: it has no rows to fill
             continue
         k = gather_pages(k_cache, block_tables[s], context_len)
         v = gather_pages(v_cache, block_tables[s], context_len)
@@ -77,7 +78,8 @@ def paged_prefill(
 def gather_padded(cache: Tensor, block_tables: Tensor, positions: Tensor, context_lens: Tensor) -> Tensor:
     """The tokens at `positions` [num_seqs, width] of each sequence: [num_seqs, width, num_kv_heads, head_dim], a copy.
 
-    Rows with a context of 0 have no table: they read block 0, whatever their cells say.
+    cache, block_tables and context_lens as in `paged_prefill`. Rows with a context of 0 have no table: they read
+    block 0, whatever their cells say.
     """
     block_size = cache.shape[1]
     blocks = block_tables.gather(1, positions // block_size).long() * (context_lens[:, None] > 0)
@@ -95,7 +97,7 @@ def paged_decode(
     num_kv_heads, wide = k_cache.shape[2], torch.promote_types(q.dtype, torch.float32)
     positions = torch.arange(max(1, int(context_lens.max())), device=q.device)
     beyond = positions >= context_lens[:, None]  # [num_seqs, max_context]
-    inside = positions.minimum(context_lens[:, None].long() - 1).clamp(min=0)
+    inside = positions.minimum(context_lens[:, None].long() - 1).clamp(min=0)  # past the end: the last one again
     k = gather_padded(k_cache, block_tables, inside, context_lens).to(wide)
     v = gather_padded(v_cache, block_tables, inside, context_lens).to(wide)
     grouped = q.to(wide).view(len(q), num_kv_heads, -1, q.shape[2])  # [num_seqs, num_kv_heads, group, head_dim]

@@ -22,7 +22,12 @@ class Context:
     block_tables: int32 [num_seqs, max_blocks]; cells behind a table's end are never read.
     context_lens: int32 [num_seqs], keys of each sequence after this step: cached + new; 0 = a padded row.
     cu_seqlens_q: int32 [num_seqs + 1], sequence s owns the step's rows cu_seqlens_q[s] to cu_seqlens_q[s + 1].
-    max_seqlen_q, max_context_len: the largest of each, as plain integers: a kernel's launch needs them on the host.
+    max_seqlen_q, max_context_len: the most new tokens of a sequence, the most keys; a kernel's launch needs them on
+    the host, as plain integers.
+    kv_cache, backend: the pages, and the functions that write and read them.
+
+    The cumulative lengths are those of FlashAttention's flash_attn_varlen_func
+    (https://github.com/Dao-AILab/flash-attention).
     """
 
     slot_mapping: Tensor
@@ -59,7 +64,10 @@ def set_context(context: Context | None) -> Token:
 
 
 def reset_context(token: Token | None = None) -> None:
-    """Undo one `set_context`, or, without a token, leave no Context at all."""
+    """Undo one `set_context`, or, without a token, leave no Context at all.
+
+    Raises RuntimeError for a token that has been used, and ValueError for one of another thread.
+    """
     if token is None:
         _current.set(None)
     else:
