@@ -66,6 +66,7 @@ class ModelConfig:
 
     head_dim is a field of its own: num_attention_heads * head_dim may differ from hidden_size.
     qk_norm: RMSNorm on each query and key head; qkv_bias, o_bias: a bias on those projections.
+    max_position_embeddings: the longest text, in tokens.
     dtype: of the stored weights; eos_token_ids: every id that ends a text.
     """
 
@@ -133,6 +134,7 @@ def refuse_unsupported(raw: dict) -> None:
         raise ConfigError("quantization_config is set: quantized weights are not supported; use the bf16 checkpoint")
     if raw.get("mlp_bias"):
         raise ConfigError("mlp_bias true is not supported: the feed-forward network has no bias here")
+    # Qwen has a switch for its window; Mistral uses one whenever its size is given.
     has_window = raw.get("use_sliding_window", read_architecture(raw) == "MistralForCausalLM")
     if has_window and raw.get("sliding_window"):
         raise ConfigError(f"sliding_window {raw['sliding_window']} is not supported: attention sees all tokens here")
@@ -148,7 +150,11 @@ def read_head_dim(raw: dict) -> int:
 
 
 def read_sizes(raw: dict) -> dict[str, int]:
-    """The eight sizes of a ModelConfig. Raises ConfigError where heads cannot share or a head cannot be rotated."""
+    """The eight sizes of a ModelConfig.
+
+    Raises ConfigError for one that is missing or no positive integer, for query heads that cannot share the key/value
+    heads evenly, and for a head that cannot be rotated.
+    """
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     sizes = {name: require(raw, name) for name in (*names, "max_position_embeddings")}
     heads, kv_heads = sizes["num_attention_heads"], raw.get("num_key_value_heads")

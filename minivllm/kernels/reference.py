@@ -10,13 +10,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, q_positions: Tensor, k_pos
     """Each query mixes the values of the keys at positions up to its own; 16-bit inputs are computed in float32.
 
     q [num_queries, num_heads, head_dim]; k, v [num_keys, num_kv_heads, head_dim]; positions [num_queries], [num_keys].
+    scale: factor of the dot products, head_dim**-0.5 in a model.
     Returns [num_queries, num_heads, head_dim] in q's dtype.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(wide).view(len(q), k.shape[1], -1, q.shape[2])  # [num_queries, num_kv_heads, group, head_dim]
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k.to(wide)) * scale
-    hidden = k_positions[None, :] > q_positions[:, None]  # [num_queries, num_keys]
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    too_late = k_positions[None, :] > q_positions[:, None]  # [num_queries, num_keys]
+    weights = scores.masked_fill(too_late, float("-inf")).softmax(dim=-1)
     return torch.einsum("hgqk,khd->qhgd", weights, v.to(wide)).reshape(q.shape).to(q.dtype)
 
 

@@ -17,6 +17,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class RotaryEmbedding(nn.Module):
     """Turns queries and keys by their position.
 
+    head_dim: numbers per head; max_positions: rows of the table, for positions from 0 to max_positions - 1.
     The table is float32 whatever the model's dtype: bf16 has steps of 4 between 512 and 1024, so
     an angle there would be off by up to 2 radians, a third of a turn.
     """
@@ -30,6 +31,9 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, positions: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens]; q [num_tokens, num_heads, head_dim]; k the same with its number of heads."""
+        """positions [num_tokens]; q [num_tokens, num_heads, head_dim]; k the same with its number of heads.
+
+        Returns q and k, turned. Raises IndexError for a position past the table (on the CPU).
+        """
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         return rotate(q, cos, sin), rotate(k, cos, sin)

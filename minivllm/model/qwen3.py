@@ -72,6 +72,7 @@ class Qwen3Model(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """input_ids, positions [num_tokens] → hidden states [num_tokens, hidden_size] after the last norm."""
         hidden = self.embed_tokens(input_ids)
         for layer in self.layers:
             hidden = layer(positions, hidden)
@@ -91,7 +92,10 @@ class Qwen3(nn.Module):
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions [num_tokens] → hidden states [num_tokens, hidden_size] after the last norm."""
+        """input_ids, positions [num_tokens] → hidden states [num_tokens, hidden_size] after the last norm.
+
+        Raises IndexError for an id outside the vocabulary and for a position past the longest text (on the CPU).
+        """
         return self.model(input_ids, positions)
 
     @torch.inference_mode()

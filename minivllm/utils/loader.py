@@ -44,7 +44,7 @@ def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def copy_weight(target: Tensor, source: Tensor, name: str, path: Path) -> None:
-    """Copy in place, converting the dtype. Raises WeightsError when the shapes differ."""
+    """Copy source into target, in place and in target's dtype. Raises WeightsError when the shapes differ."""
     if target.shape != source.shape:
         raise WeightsError(
             f"{name} in {path.name} has shape {list(source.shape)}, but config.json asks for {list(target.shape)}"
@@ -56,7 +56,8 @@ def copy_weight(target: Tensor, source: Tensor, name: str, path: Path) -> None:
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Fill every parameter of the model from the folder's safetensors files.
 
-    Raises WeightsError for a tensor that the model has no place for, and for parameters that no file filled.
+    Raises WeightsError for a file that is missing or broken, a tensor of another shape or that the model has no place
+    for, and for parameters that no file filled.
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     filled: set[int] = set()

@@ -16,6 +16,7 @@ def causal_attention(
     """Each query mixes the values of the keys at positions up to its own.
 
     q [num_queries, num_heads, head_dim]; k, v [num_keys, num_kv_heads, head_dim]; positions [num_queries], [num_keys].
+    scale: factor of the dot products, head_dim**-0.5 in a model.
     Returns [num_queries, num_heads, head_dim].
     """
     group = q.shape[1] // k.shape[1]
