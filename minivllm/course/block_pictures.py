@@ -87,7 +87,7 @@ def draw_film(owners: Sequence[Sequence[int]]) -> Figure:
         for block, owner in enumerate(row):
             if owner >= 0:
                 ax.add_patch(plt.Rectangle((step, block), 1, 0.9, facecolor=colors[owner % len(colors)]))
-    ax.set(xlim=(0, len(owners)), ylim=(len(owners[0]), 0), xlabel="step", ylabel="physical block")
+    ax.set(xlim=(0, len(owners)), ylim=(len(owners[0]), 0), xlabel="step", ylabel="block of the pool")
     return fig
 
 
