@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from minivllm import STORYTELLER
+from minivllm.core.block_manager import cdiv
 from minivllm.engine.llm_engine import LLMEngine
 from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
@@ -38,7 +39,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 class Oracle:
-    """Greedy answers and logits of transformers, in float32."""
+    """Greedy answers and logits of transformers, in float32. folder: of the model, or its hub name."""
 
     def __init__(self, folder: str, device: torch.device) -> None:
         import transformers
@@ -66,6 +67,9 @@ class Oracle:
         return index is None or is_tie(self.logits([*prompt, *theirs[:index]])[-1])
 
 
+BLOCK_SIZE = 4  # small, so that short texts cross many borders
+
+
 @dataclass(frozen=True)
 class Setting:
     """One combination of the engine's switches."""
@@ -77,7 +81,7 @@ class Setting:
 
     def options(self, longest: int) -> dict[str, Any]:
         """The engine's options, for requests of at most `longest` tokens, prompt and answer."""
-        num_blocks = -(-longest // BLOCK_SIZE) + 1
+        num_blocks = cdiv(longest, BLOCK_SIZE) + 1
         return {
             "attention_backend": self.backend,
             "max_num_batched_tokens": self.max_num_batched_tokens,
@@ -89,8 +93,7 @@ class Setting:
         }
 
 
-BLOCK_SIZE = 4  # small, so that short texts cross many borders
-STEPS = (5, 2048)  # tokens per step: every prompt in pieces, every prompt at once
+STEPS = (5, 2048)  # tokens per step: long prompts in pieces, all prompts at once
 
 
 def all_settings(backends: Sequence[str]) -> list[Setting]:
@@ -119,7 +122,10 @@ HEADER = f"{'backend':8} {'a step':>8}  {'prefix cache':12}  {'pool':7} {'preemp
 def run_setting(
     model: str, setting: Setting, prompts: list[list[int]], answers: list[list[int]], oracle: Oracle
 ) -> Row:
-    """Generate under one setting, and compare with transformers' answers."""
+    """Generate under one setting, and compare with transformers' answers.
+
+    prompts, answers: token ids of each. Raises BlockManagerError if the blocks do not add up afterwards.
+    """
     max_tokens = len(answers[0])
     llm = LLM(model, **setting.options(max(map(len, prompts)) + max_tokens))
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -132,7 +138,7 @@ def run_setting(
 
 @torch.inference_mode()
 def largest_logit_difference(engine: LLMEngine, prompts: list[list[int]], oracle: Oracle) -> float:
-    """Largest difference of any logit at any position of the prompts, ours against transformers'."""
+    """Largest difference of any logit at any position of the prompts (token ids), ours against transformers'."""
     device, model, worst = oracle.device, engine.model, 0.0
     for prompt in prompts:
         hidden = model(torch.tensor(prompt, device=device), torch.arange(len(prompt), device=device))
@@ -149,7 +155,11 @@ TEXTS = (
 
 
 def validate(model: str, backends: Sequence[str], max_tokens: int) -> bool:
-    """Print the comparison; returns whether everything was equal."""
+    """Print the comparison of a model (a folder or a hub name) in every setting; whether everything was equal.
+
+    max_tokens: greedy tokens after each of TEXTS. Raises as `LLM` does for a model or a backend that cannot run.
+    """
+    # One block: of this engine only the model and the tokenizer are wanted.
     engine = LLM(model, dtype="float32", num_kvcache_blocks=1, max_num_seqs=1).llm_engine
     oracle = Oracle(engine.config.model, engine.model.lm_head.weight.device)
     prompts = [engine.tokenize(text)[1] for text in TEXTS]

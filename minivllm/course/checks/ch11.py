@@ -59,22 +59,30 @@ def judge_of_traces(honest_run: Callable[..., bool]) -> Iterator[Case]:
     from minivllm.audit_trace import Trace
 
     def made(
-        layers: int = 2, fields: tuple = ("block_tables", "slot_mapping"), stores: int = 6, back: int = 4
+        backend: str = "triton",
+        layers: int = 2,
+        fields: tuple = ("block_tables", "slot_mapping"),
+        stores: int = 6,
+        taken: int = 4,
+        back: int = 4,
     ) -> Trace:
-        trace = Trace(set_context_calls=3, blocks_taken=4, blocks_given_back=back)
+        trace = Trace(set_context_calls=3, blocks_taken=taken, blocks_given_back=back)
         for layer in range(layers):
             trace.fields_read[layer] = {*fields, "context_lens"}
-        trace.kernel_launches["triton.store_kv"] = stores
-        trace.kernel_launches["triton.paged_decode"] = 6
+        trace.kernel_launches.update({f"{backend}.store_kv": stores, f"{backend}.paged_decode": 6})
         return trace
 
-    yield honest_run(made(), 2) is True, "a run of 3 steps and 2 layers in which everything was read is honest"
+    for backend in ("triton", "torch"):
+        what = f"a run of 3 steps and 2 layers with the backend {backend!r} in which everything was read is honest"
+        yield honest_run(made(backend), 2) is True, what
     broken = {
         "layer 1 read nothing at all": made(layers=1),
         "no layer read block_tables": made(fields=("slot_mapping",)),
         "no layer read slot_mapping": made(fields=("block_tables",)),
         "one layer did not store in one step": made(stores=5),
+        "one layer stored twice in one step": made(stores=7),
         "a block did not come back": made(back=3),
+        "no block was taken": made(taken=0, back=0),
         "nothing ran": Trace(),
     }
     for name, trace in broken.items():
