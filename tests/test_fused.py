@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import DEVICE, DTYPES
 
 import minivllm  # noqa: F401  (first: it chooses Triton's interpreter where there is no GPU)
 from minivllm.core.sequence import Sequence
@@ -18,8 +19,6 @@ from minivllm.layers.sampler import SamplingRow, sample
 from minivllm.sampling_params import SamplingParams
 
 fused = pytest.importorskip("minivllm.kernels.fused", reason="triton has no wheels for this platform")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Relative to 1 + |value|: up to three roundings, which the interpreter does towards zero for bf16.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2.5e-2}
 
@@ -116,26 +115,32 @@ def test_linear(num_in, num_out, rows, dtype):
     assert_near(fused.linear(x, weight), reference.linear(x, weight))
 
 
-def drawn(logits, temperatures, seeds, lengths):
-    """What the fused sampler takes, and what layers/sampler.py takes, for the same rows."""
-    columns = [
-        torch.tensor(temperatures, device=DEVICE),
-        torch.tensor(seeds, device=DEVICE),
-        torch.tensor(lengths, device=DEVICE),
-    ]
-    found = fused.sample_plain(logits, *columns, torch.empty(len(logits), dtype=torch.int64, device=DEVICE))
+def drawn(logits, rules, seeds, lengths, filtered=True):
+    """What the fused sampler takes, and what layers/sampler.py takes, for the same rows.
+
+    rules: (temperature, top_k, top_p, min_p) of each row.
+    """
+    columns = [torch.tensor(rules, device=DEVICE), torch.tensor(seeds, device=DEVICE), torch.tensor(lengths).to(DEVICE)]
+    out = torch.empty(len(logits), dtype=torch.int64, device=DEVICE)
+    found = fused.sample_plain(logits, *columns, out, filtered=filtered)
+    names = ("temperature", "top_k", "top_p", "min_p")
     rows = [
-        SamplingRow(Sequence(i, [1] * length), SamplingParams(temperature=temperature), seed)
-        for i, (temperature, seed, length) in enumerate(zip(temperatures, seeds, lengths, strict=True))
+        SamplingRow(Sequence(i, [1] * length), SamplingParams(**dict(zip(names, rule, strict=True))), seed)
+        for i, (rule, seed, length) in enumerate(zip(rules, seeds, lengths, strict=True))
     ]
     return found.tolist(), sample(logits.float().clone(), rows)
+
+
+def at(temperature):
+    return (temperature, 0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("vocab_size", [7, 4096, 9000])
 def test_the_sampler_draws_what_the_readable_one_draws(vocab_size):
     """[vllm#51226] the same seeds give the same tokens on either path, greedy and random rows in one batch."""
     logits = random(6, vocab_size)
-    found, want = drawn(logits, [0.0, 1.0, 0.6, 0.0, 2.0, 5.0], [0, 1, -(2**62), 2**40, 77, 78], [1, 2, 3, 40, 5, 6])
+    rules = [at(t) for t in (0.0, 1.0, 0.6, 0.0, 2.0, 5.0)]
+    found, want = drawn(logits, rules, [0, 1, -(2**62), 2**40, 77, 78], [1, 2, 3, 40, 5, 6], filtered=False)
     assert found == want
     assert found[0] == int(logits[0].argmax())
 
@@ -143,7 +148,7 @@ def test_the_sampler_draws_what_the_readable_one_draws(vocab_size):
 def test_random_rows_are_random():
     """[aprender#2027] a batched path that is greedy in secret would draw one token only."""
     logits = torch.zeros(64, 50, device=DEVICE)
-    found, _ = drawn(logits, [1.0] * 64, list(range(64)), [3] * 64)
+    found, _ = drawn(logits, [at(1.0)] * 64, list(range(64)), [3] * 64)
     assert len(set(found)) > 25
 
 
@@ -151,8 +156,61 @@ def test_random_rows_are_random():
 def test_of_equal_logits_the_first_is_taken(dtype):
     logits = torch.zeros(2, 5000, device=DEVICE, dtype=dtype)
     logits[0, [4095, 4096, 4999]] = 1.0
-    found, _ = drawn(logits, [0.0, 0.0], [0, 0], [1, 1])
+    found, _ = drawn(logits, [at(0.0), at(0.0)], [0, 0], [1, 1])
     assert found == [4095, 0]
+
+
+FILTERS = {
+    "none": (0, 1.0, 0.0), "k": (20, 1.0, 0.0), "k1": (1, 1.0, 0.0), "k-beyond-the-vocabulary": (10**6, 1.0, 0.0),
+    "p": (0, 0.9, 0.0), "p-tiny": (0, 1e-6, 0.0), "min_p": (0, 1.0, 0.2), "min_p-1": (0, 1.0, 1.0),
+    "qwen3": (20, 0.95, 0.0), "all": (50, 0.8, 0.05),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_let_pass_what_the_readable_sampler_lets_pass(name, dtype):
+    """Rows with and without filters in one batch; 16-bit logits have many equal ones, and ties are kept together."""
+    logits = 3 * random(24, 5000, dtype=dtype)
+    rules = [(0.7, *FILTERS[name]), (1.5, *FILTERS[name]), at(0.0), at(1.0)] * 6
+    found, want = drawn(logits, rules, list(range(24)), [5] * 24)
+    assert found == want
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_negative_logits_and_ruled_out_ones(dtype):
+    """The bits of negative numbers sort the other way round; a banned token's logit is −∞."""
+    logits = random(12, 300, dtype=dtype) - 40
+    logits[:, 5:] = float("-inf")
+    rules = [(1.0, 3, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (2.0, 20, 0.9, 0.01)] * 4
+    found, want = drawn(logits, rules, list(range(12)), [9] * 12)
+    assert found == want and max(found) < 5
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(2, 600),
+    st.integers(-1, 700),
+    st.floats(0.0078125, 1.0, width=32),
+    st.floats(0.0, 1.0, width=32),
+    st.floats(0.125, 4.0, width=32),
+)
+def test_any_filter(vocab_size, top_k, top_p, min_p, temperature):
+    rules = [(temperature, max(top_k, 0), top_p, min_p)] * 8
+    found, want = drawn(2 * random(8, vocab_size), rules, list(range(8)), [3] * 8)
+    assert found == want
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_bound_is_the_kth_logit(dtype):
+    logits = random(3, 700, dtype=dtype)
+    rules = torch.tensor([(1.0, k, 1.0, 0.0) for k in (1, 7, 699)], device=DEVICE)
+    lowest = torch.empty(3, device=DEVICE)
+    bits = fused.KEY_BITS[dtype]
+    fused.lowest_kernel[(3,)](logits, rules, lowest, 700, TILE=256, BITS=bits)
+    ordered = logits.float().sort(descending=True).values
+    for row, k in enumerate((1, 7, 699)):
+        assert (logits[row].float() >= lowest[row]).sum() == (ordered[row] >= ordered[row, k - 1]).sum() >= k
 
 
 @settings(max_examples=10, deadline=None)
@@ -180,7 +238,9 @@ def cases(p, early):
         tile = fused.gemv_tile(m, 3072, 1024)
         tile.pop("num_warps")
         yield fused.gemv_kernel, [p, p, p, p, i], dict(M=m, PADDED_M=m, K=3072, BIAS=False, EARLY=early, **tile)
-    yield fused.best_kernel, [p, f, i64, "*i32", f, "*i32", i, i], dict(TILE=4096)
+    for filtered in (False, True):
+        yield fused.best_kernel, [p, f, f, i64, "*i32", f, "*i32", i, i], dict(TILE=4096, FILTERED=filtered)
+    yield fused.lowest_kernel, [p, f, f, i], dict(TILE=4096, BITS=32 if p == "*fp32" else 16)
     yield fused.best_part_kernel, [f, "*i32", i64, i], dict(PADDED_PARTS=64)
 for p in P.values():
     for arch in (80, 90):

@@ -240,6 +240,18 @@ def test_repetition_penalty_is_that_of_transformers(tokens: list[int], penalty: 
     assert torch.allclose(logits, theirs)
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 5, 7])
+def test_equal_logits_stay_or_go_together(top_k: int) -> None:
+    """16-bit logits have many equals. transformers' top_k keeps all that are as likely as the k-th."""
+    ordered = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 1.0, 0.0]])
+    warped = TopKLogitsWarper(top_k)(None, ordered.clone())
+    kept = keep_likely(ordered, torch.tensor([[top_k]]), torch.ones(1, 1), torch.zeros(1, 1))
+    assert torch.equal(kept, warped.isfinite())
+    for top_p in (0.4, 0.7, 0.9):
+        kept = keep_likely(ordered, torch.tensor([[7]]), torch.full((1, 1), top_p), torch.zeros(1, 1))[0]
+        assert kept[1] == kept[2] == kept[3] and kept[4] == kept[5]
+
+
 def test_penalties_change_greedy_choices_too() -> None:
     logits = torch.tensor([[1.0, 0.9, 0.0]])
     assert sample(logits.clone(), [row((1,), (0,), temperature=0, presence_penalty=0.5)]) == [1]

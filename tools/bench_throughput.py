@@ -28,8 +28,11 @@ import triton
 import minivllm
 from minivllm import LLM, SamplingParams
 from minivllm.config import ModelConfig
+from minivllm.core.sequence import Sequence
+from minivllm.engine.cuda_graphs import bucket_for
 from minivllm.engine.fast_runner import FastRunner
-from minivllm.kernels import fused, paged_decode
+from minivllm.engine.llm_engine import LLMEngine
+from minivllm.kernels import fused, launch, paged_decode
 from minivllm.layers.sampler import SamplingRow
 from minivllm.model.qwen3 import Qwen3, default_dtype
 
@@ -92,12 +95,12 @@ def save_model(config: dict[str, Any], folder: Path) -> Path:
 @contextmanager
 def version(folder: Path | str, switches: dict[str, bool], **options: Any) -> Iterator[LLM]:
     """An engine with some of the changes switched off, gone again after the block."""
-    most, plain, early = fused.MOST_GEMV_ROWS, SamplingRow.is_plain, fused.early_launch
+    most, plain, early = fused.MOST_GEMV_ROWS, SamplingRow.is_plain, launch.early_launch
     fused.MOST_GEMV_ROWS = most if switches.get("gemv") else 0
     if not switches.get("sampler"):
         SamplingRow.is_plain = property(lambda row: False)
     if not switches.get("early"):
-        fused.early_launch = lambda: {"EARLY": False}
+        fused.early_launch = paged_decode.early_launch = lambda: {"EARLY": False}
     llm = None
     try:
         llm = LLM(
@@ -109,7 +112,8 @@ def version(folder: Path | str, switches: dict[str, bool], **options: Any) -> It
         )
         yield llm
     finally:
-        fused.MOST_GEMV_ROWS, SamplingRow.is_plain, fused.early_launch = most, plain, early
+        fused.MOST_GEMV_ROWS, SamplingRow.is_plain = most, plain
+        fused.early_launch = paged_decode.early_launch = early
         del llm
         gc.collect()
         torch.cuda.empty_cache()
@@ -160,23 +164,82 @@ def share_equal(one: list[list[int]], other: list[list[int]]) -> float:
     return equal / total
 
 
-def decode_steps(llm: LLM, batch: int, prompt: int, steps: int, temperature: float = 0.6) -> Result:
-    """Milliseconds of a decode step with `batch` sequences, contexts from `prompt` to `prompt` + `steps`."""
+@contextmanager
+def decoding(llm: LLM, batch: int, prompt: int, tokens: int, **wanted: Any) -> Iterator[LLMEngine]:
+    """The engine with `batch` sequences that all decode; they are gone again after the block."""
     engine = llm.llm_engine
-    params = SamplingParams(temperature=temperature, max_tokens=steps + 64, ignore_eos=True)
+    params = SamplingParams(**{"temperature": 0.6, "max_tokens": tokens, "ignore_eos": True} | wanted)
     requests = [engine.add_request(p, params) for p in prompts_of([prompt] * batch, seed=batch + prompt)]
     while any(len(request.samples[0].seq.completion_token_ids) < 8 for request in requests):
         engine.step()
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        engine.step()
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
+    yield engine
     for request in requests:
         engine.abort(request)
     engine._settle()
-    return {"ms": 1e3 * seconds / steps, "tok_s": batch * steps / seconds, "mean_context": prompt + 8 + steps / 2}
+
+
+def seconds_of(work: Callable[[], object], times: int) -> float:
+    """Seconds of one call, from the first launch to the end of the last kernel."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / times
+
+
+def decode_steps(llm: LLM, batch: int, prompt: int, steps: int, **wanted: Any) -> Result:
+    """Milliseconds of a decode step with `batch` sequences, contexts from `prompt` to `prompt` + `steps`."""
+    with decoding(llm, batch, prompt, steps + 64, **wanted) as engine:
+        seconds = seconds_of(engine.step, steps)
+    return {"ms": 1e3 * seconds, "tok_s": batch / seconds, "mean_context": prompt + 8 + steps / 2}
+
+
+def launch_overhead(llm: LLM, batch: int, prompt: int, steps: int = 200) -> Result:
+    """How much of a step the device waits: for the host, and between its kernels.
+
+    device_ms: the same step's device work (inputs in, recording, sampler, tokens out) enqueued again and again with the
+    host far ahead, so that the device never waits for it. busy_share: of the time from the first kernel to the last one
+    of some steps of the engine, the part in which at least one kernel or copy is on the device.
+    """
+    with decoding(llm, batch, prompt, 2 * steps + 100) as engine:
+        step = seconds_of(engine.step, steps)
+        again = same_device_work(engine.runner, batch)
+        device = seconds_of(again, steps)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            seconds_of(engine.step, 50)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as alone:
+            seconds_of(again, 50)
+    return {
+        "step_ms": 1e3 * step, "device_ms": 1e3 * device, "host_share": 1 - device / step,
+        "busy_share": busy_share(profile), "busy_share_alone": busy_share(alone),
+    }  # fmt: skip
+
+
+def same_device_work(runner: FastRunner, batch: int) -> Callable[[], object]:
+    """What the device does in the last recorded step, without the host's part of it."""
+    recording, inputs = runner.recordings[bucket_for(batch, runner.sizes)]
+    sampling = [SamplingRow(Sequence(i, [0]), SamplingParams(temperature=0.6), seed=i) for i in range(batch)]
+    host, end = runner.buffers.hosts[0], sum(-(-x.nbytes // 16) * 16 for x in inputs.values())
+
+    def work() -> object:
+        runner.buffers.device[:end].copy_(host[:end], non_blocking=True)
+        recording.replay()
+        return runner.choose(recording.output[:batch], sampling, inputs)
+
+    return work
+
+
+def busy_share(profile: torch.profiler.profile) -> float:
+    """Of the time between the first event on the device and the end of the last, the part with an event under way."""
+    on_device = [e.time_range for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((span.start, span.end) for span in on_device)
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy / (reached - spans[0][0])
 
 
 def host_share(llm: LLM, batch: int, prompt: int, steps: int) -> Result:
@@ -232,19 +295,9 @@ def timed_generate(llm: LLM, prompts: list[list[int]], params: list[SamplingPara
 
 def profile_steps(llm: LLM, batch: int, prompt: int, steps: int = 8) -> Result:
     """Microseconds of GPU time per step by kernel name, from PyTorch's profiler."""
-    engine = llm.llm_engine
-    params = SamplingParams(temperature=0.6, max_tokens=200, ignore_eos=True)
-    requests = [engine.add_request(p, params) for p in prompts_of([prompt] * batch, seed=prompt)]
-    while any(len(request.samples[0].seq.completion_token_ids) < 8 for request in requests):
-        engine.step()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(steps):
-            engine.step()
-        torch.cuda.synchronize()
-    for request in requests:
-        engine.abort(request)
-    engine._settle()
+    with decoding(llm, batch, prompt, 200) as engine:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            seconds_of(engine.step, steps)
     return per_step(profile, steps)
 
 
@@ -335,6 +388,31 @@ class Bench:
             found["prefill 16 x 1024"] = profile_prefill(llm)
         return found
 
+    def overhead(self) -> Result:
+        """Launch overhead, as it is and without early starts."""
+        return {
+            **self._overheads("as it is", BEST),
+            **self._overheads("kernels in turn", BEST | {"early": False}),
+        }
+
+    def _overheads(self, label: str, switches: dict[str, bool]) -> Result:
+        with version(self.model, switches) as llm:
+            return {f"{label}, batch {batch}": launch_overhead(llm, batch, 128) for batch in (1, 256)}
+
+    def sampling(self) -> Result:
+        """What filters and penalties cost a step."""
+        kinds: dict[str, Result] = {
+            "temperature": {}, "top_k 20, top_p 0.95": {"top_k": 20, "top_p": 0.95}, "top_p 0.95": {"top_p": 0.95},
+            "min_p 0.05": {"min_p": 0.05}, "repetition_penalty 1.1": {"repetition_penalty": 1.1},
+            "logprobs 5": {"logprobs": 5},
+        }  # fmt: skip
+        with version(self.model, BEST) as llm:
+            return {
+                f"{name}, batch {b}": decode_steps(llm, b, 128, 30, **wanted)["ms"]
+                for name, wanted in kinds.items()
+                for b in (1, 256)
+            }
+
     def waterfall(self) -> Result:
         return {label: self._decode_rates(switches) for label, switches in VERSIONS.items()}
 
@@ -386,7 +464,19 @@ def main() -> None:
     parser.add_argument(
         "--only",
         nargs="*",
-        default=["ceilings", "equality", "startup", "best", "yardstick", "profile", "waterfall", "more", "tiles"],
+        default=[
+            "ceilings",
+            "equality",
+            "startup",
+            "best",
+            "yardstick",
+            "profile",
+            "overhead",
+            "waterfall",
+            "more",
+            "sampling",
+            "tiles",
+        ],
     )
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds after which no further section starts")
     arguments = parser.parse_args()

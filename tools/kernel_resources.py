@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # minivllm says that kernels cannot run here, which is true and not asked for
     import minivllm  # noqa: F401
+from minivllm.kernels.launch import early_launch
 from minivllm.kernels.paged_decode import DecodePlan, paged_decode
 from minivllm.kernels.paged_prefill import paged_prefill
 from minivllm.kernels.store_kv import store_kv
@@ -78,6 +79,7 @@ def call_kernels(group: int, head_dim: int, dtype: torch.dtype) -> None:
 def compiled_kernels(arch: int, group: int, head_dim: int, kind: str) -> Iterator[tuple[str, Any]]:
     """(name, compiled kernel) of every launch of `call_kernels` on a GPU of that architecture."""
     driver.set_active(PretendedGPU(arch))
+    early_launch.cache_clear()  # it remembers the device
     run, found = JITFunction.run, []
 
     def compile_only(self: JITFunction, *args: object, grid: object, warmup: bool, **options: object) -> None:

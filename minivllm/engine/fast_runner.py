@@ -12,7 +12,7 @@ from minivllm.core.batch import Batch
 from minivllm.core.block_manager import cdiv
 from minivllm.core.kv_cache import PagedKVCache
 from minivllm.engine.cuda_graphs import Recording, bucket_for, bucket_sizes, record_cuda_graph
-from minivllm.engine.model_runner import ModelRunner, lay_out
+from minivllm.engine.model_runner import ModelRunner, lay_out, pad_tables
 from minivllm.engine.transfer import PendingTokens, StepBuffers
 from minivllm.kernels import reference
 from minivllm.layers.sampler import SamplingRow, sample
@@ -55,7 +55,7 @@ class FastRunner(ModelRunner):
         new = np.array([row.num_new_tokens for row in rows], np.int32)
         starts = np.array([row.start for row in rows], np.int32)
         wanted = np.array([row.needs_logits for row in rows], np.bool_)
-        tables = self.wide_tables(batch, num_rows)
+        tables = pad_tables([row.block_table for row in rows], num_rows, self.table_width)
         positions, slots = lay_out(starts, new, tables, self.kv_cache.block_size)
         ids = [token for row in rows for token in row.seq.input_ids(row.start, row.end)]
         lens, ends = starts + new, np.cumsum(new, dtype=np.int32)
@@ -69,20 +69,9 @@ class FastRunner(ModelRunner):
             "context_lens": padded(lens, np.int32, pad),
             "cu_seqlens_q": np.concatenate([[0], ends, np.arange(last + 1, last + pad + 1)], dtype=np.int32),
             "drawn_at": padded(lens[wanted], np.int32, pad),
-            "temperatures": padded([row.divisor for row in sampling], np.float32, pad),
+            "rules": padded(np.array([row.rules for row in sampling]).reshape(-1, 4), np.float32, pad),
             "block_tables": tables,
         }
-
-    def wide_tables(self, batch: Batch, num_rows: int) -> np.ndarray:
-        """The rows' block tables, int32 [num_rows, table_width]; what is behind a table's end is 0."""
-        tables = [row.block_table for row in batch.rows]
-        lengths = np.array([len(table) for table in tables], np.int64)
-        wide = np.zeros((num_rows, self.table_width), np.int32)
-        # Cell i of the concatenated tables goes to its row's beginning, plus its place in the row.
-        shift = np.arange(len(tables)) * self.table_width - (np.cumsum(lengths) - lengths)
-        cells = np.frombuffer(b"".join(tables), np.int32)
-        wide.reshape(-1)[np.arange(len(cells)) + np.repeat(shift, lengths)] = cells
-        return wide
 
     def context_of(self, inputs: dict[str, Tensor], max_seqlen_q: int, max_context_len: int) -> Context:
         """The Context of a step whose inputs are on the device."""
@@ -163,9 +152,9 @@ class FastRunner(ModelRunner):
         num_rows = len(sampling)
         tokens, asked = self.sampled[:num_rows], None
         if self.ops is not reference and all(row.is_plain for row in sampling):
-            columns = (inputs[name][:num_rows] for name in ("temperatures", "seeds", "drawn_at"))
+            columns = (inputs[name][:num_rows] for name in ("rules", "seeds", "drawn_at"))
             if num_rows:
-                self.ops.sample_plain(logits, *columns, tokens)
+                self.ops.sample_plain(logits, *columns, tokens, filtered=any(row.is_filtered for row in sampling))
         else:
             asked = logits.float()
             tokens.copy_(torch.tensor(sample(asked.clone(), sampling), dtype=torch.int64))
@@ -175,7 +164,7 @@ class FastRunner(ModelRunner):
 
 
 def padded(values: np.ndarray | list, dtype: type, pad: int, fill: int = 0) -> np.ndarray:
-    """Values with `pad` more cells of `fill` behind them."""
-    result = np.full(len(values) + pad, fill, dtype)
+    """Values [n, …] with `pad` more rows of `fill` behind them, [n + pad, …]."""
+    result = np.full((len(values) + pad, *np.shape(values)[1:]), fill, dtype)
     result[: len(values)] = values
     return result

@@ -1,4 +1,4 @@
-# Generated from notebooks/05_context.ipynb by tools/export.py; edit there.
+# Generated from notebooks/05_context.ipynb, 10_gpu_performance.ipynb by tools/export.py; edit there.
 """From a batch of sequences to tensors, through the model, to the logits of those that need a next token."""
 
 from array import array
@@ -17,11 +17,18 @@ from minivllm.model.qwen3 import Qwen3
 from minivllm.utils.context import Context, forward_context
 
 
-def pad_tables(tables: list[array]) -> np.ndarray:
-    """Block tables of different lengths as one int32 [num_seqs, longest]; cells behind a table's end are 0."""
+def pad_tables(tables: list[array], num_rows: int | None = None, width: int | None = None) -> np.ndarray:
+    """Block tables of different lengths as one int32 [num_rows, width]; cells behind a table's end are 0.
+
+    None: as many rows as tables, as wide as the longest.
+    """
     lengths = np.fromiter(map(len, tables), np.int64, len(tables))
-    padded = np.zeros((len(tables), lengths.max()), np.int32)
-    padded[np.arange(lengths.max()) < lengths[:, None]] = np.frombuffer(b"".join(tables), np.int32)
+    width = lengths.max() if width is None else width
+    padded = np.zeros((len(tables) if num_rows is None else num_rows, width), np.int32)
+    # Cell i of the concatenated tables goes to its row's beginning, plus its place in the row.
+    shift = np.arange(len(tables)) * width - (np.cumsum(lengths) - lengths)
+    cells = np.frombuffer(b"".join(tables), np.int32)
+    padded.reshape(-1)[np.arange(len(cells)) + np.repeat(shift, lengths)] = cells
     return padded
 
 

@@ -4,29 +4,12 @@
 Each has its twin, of the same name and signature, in kernels/reference.py.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.kernels.paged_decode import INTERPRETED, target_arch
-
-
-@triton.jit
-def start_early(EARLY: tl.constexpr):
-    """Let the next kernel start, then wait for the one in front: from here on, what it wrote may be read."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@cache
-def early_launch() -> dict[str, bool]:
-    """Launch options: from Hopper on, a kernel may be started while the one in front of it still runs."""
-    early = not INTERPRETED and target_arch() >= 90
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+from minivllm.kernels.launch import early_launch, start_early
 
 
 @triton.jit
@@ -266,13 +249,27 @@ def scramble(x):
 
 
 @triton.jit
-def best_kernel(logits, temperatures, seeds, positions, part_score, part_id, vocab_size, num_parts, TILE: tl.constexpr):
+def best_kernel(
+    logits,
+    rules,
+    lowest,
+    seeds,
+    positions,
+    part_score,
+    part_id,
+    vocab_size,
+    num_parts,
+    TILE: tl.constexpr,
+    FILTERED: tl.constexpr,
+):
     """One program: the best of TILE scores of a row. A score is a logit, or for a random row logit / T + noise."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_id = part * TILE + tl.arange(0, TILE)
     inside = token_id < vocab_size
     score = tl.load(logits + row * vocab_size + token_id, mask=inside, other=float("-inf")).to(tl.float32)
-    temperature = tl.load(temperatures + row)
+    if FILTERED:
+        score = tl.where(score >= tl.load(lowest + row), score, float("-inf"))
+    temperature = tl.load(rules + row * 4)
     if temperature > 0:
         golden: tl.constexpr = -0x61C8864680B583EB
         key = scramble(scramble(tl.load(seeds + row)) + tl.load(positions + row).to(tl.int64) * golden)
@@ -293,19 +290,95 @@ def best_part_kernel(part_score, part_id, out, num_parts, PADDED_PARTS: tl.const
     tl.store(out + row, tl.load(part_id + row * num_parts + place).to(tl.int64))
 
 
-def sample_plain(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+@triton.jit
+def sort_key(bits):
+    """The bits of a float32, as int32 → an int32 that sorts as the numbers do. Done twice, it undoes itself."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def amount_above(
+    line, vocab_size, key, highest, temperature, COUNT: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr
+):
+    """Of a row's logits whose key is `key` or higher: how many they are, or the sum of exp((logit − highest) / T)."""
+    total = tl.zeros([TILE], tl.float32)
+    for first in range(0, vocab_size, TILE):
+        token_id = first + tl.arange(0, TILE)
+        logit = tl.load(line + token_id, mask=token_id < vocab_size, other=float("-inf")).to(tl.float32)
+        above = (sort_key(logit.to(tl.int32, bitcast=True)) >> (32 - BITS)) >= key
+        amount = tl.full([TILE], 1.0, tl.float32) if COUNT else tl.exp((logit - highest) / temperature)
+        total += tl.where(above & (token_id < vocab_size), amount, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def find_bound(
+    line, vocab_size, low, high, wanted, highest, temperature,
+    COUNT: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """The highest key that still has the wanted amount at or above it. `low` is known to have it, `high` not to."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        if amount_above(line, vocab_size, middle, highest, temperature, COUNT, TILE, BITS) >= wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def lowest_kernel(logits, rules, lowest, vocab_size, TILE: tl.constexpr, BITS: tl.constexpr):
+    """One program: the lowest logit of a row that its filters let pass; −inf where there are none."""
+    row = tl.program_id(0).to(tl.int64)
+    line, rule = logits + row * vocab_size, rules + row * 4
+    temperature, top_k, top_p, min_p = tl.load(rule), tl.load(rule + 1), tl.load(rule + 2), tl.load(rule + 3)
+    bound = tl.full((), float("-inf"), tl.float32)
+    if (temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
+        tops = tl.full([TILE], float("-inf"), tl.float32)
+        for first in range(0, vocab_size, TILE):
+            token_id = first + tl.arange(0, TILE)
+            logit = tl.load(line + token_id, mask=token_id < vocab_size, other=float("-inf"))
+            tops = tl.maximum(tops, logit.to(tl.float32))
+        highest = tl.max(tops, 0)
+        start = tl.full((), -0x7F800001 >> (32 - BITS), tl.int64)  # the key of −inf
+        low, high = start, (sort_key(highest.to(tl.int32, bitcast=True)) >> (32 - BITS)).to(tl.int64) + 1
+        if top_k > 0:
+            wanted = tl.minimum(top_k, vocab_size.to(tl.float32))
+            low = find_bound(line, vocab_size, low, high, wanted, highest, temperature, True, TILE, BITS)
+        if top_p < 1:
+            wanted = top_p * amount_above(line, vocab_size, low, highest, temperature, False, TILE, BITS)
+            low = find_bound(line, vocab_size, low, high, wanted, highest, temperature, False, TILE, BITS)
+        if low > start:
+            bound = sort_key((low << (32 - BITS)).to(tl.int32)).to(tl.float32, bitcast=True)
+        if min_p > 0:
+            bound = tl.maximum(bound, highest + temperature * tl.log(min_p))
+    tl.store(lowest + row, bound)
+
+
+KEY_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}  # that differ between float32 made of these
+
+
+def sample_plain(
+    logits: Tensor, rules: Tensor, seeds: Tensor, positions: Tensor, out: Tensor, *, filtered: bool = False
+) -> Tensor:
     """One token per row into out, int64 [num_rows]: the most likely, or by the Gumbel-max trick with the row's noise.
 
-    logits [num_rows, vocab_size], contiguous; temperatures float32 [num_rows], 0: greedy; seeds int64 [num_rows];
-    positions [num_rows], of the token that is drawn. The random numbers are those of layers/sampler.py.
+    logits [num_rows, vocab_size], contiguous; rules float32 [num_rows, 4]: temperature (0: greedy), top_k (0: all),
+    top_p, min_p, of which the last three count if `filtered`; seeds int64 [num_rows]; positions [num_rows], of the
+    token that is drawn. The random numbers are those of layers/sampler.py.
     """
     num_rows, vocab_size = logits.shape
     tile = 4096
     num_parts = triton.cdiv(vocab_size, tile)
-    part_score = torch.empty(num_rows, num_parts, dtype=torch.float32, device=logits.device)
+    part_score, lowest = rules.new_empty(num_rows, num_parts), rules.new_empty(num_rows)
     part_id = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    if filtered:
+        lowest_kernel[(num_rows,)](
+            logits, rules, lowest, vocab_size, TILE=2 * tile, BITS=KEY_BITS[logits.dtype], num_warps=32
+        )
     best_kernel[(num_rows, num_parts)](
-        logits, temperatures, seeds, positions, part_score, part_id, vocab_size, num_parts, TILE=tile, num_warps=8
-    )
+        logits, rules, lowest, seeds, positions, part_score, part_id, vocab_size, num_parts,
+        TILE=tile, FILTERED=filtered, num_warps=8,
+    )  # fmt: skip
     best_part_kernel[(num_rows,)](part_score, part_id, out, num_parts, PADDED_PARTS=triton.next_power_of_2(num_parts))
     return out

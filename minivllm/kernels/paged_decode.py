@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-INTERPRETED = triton.knobs.runtime.interpret  # kernels run in Python, on the CPU
+from minivllm.kernels.launch import INTERPRETED, early_launch, start_early, target_arch
+
 LOG2_E = 1.4426950408889634  # e^x = 2^(x * log2 e), and 2^x is one instruction
 
 
@@ -203,13 +204,14 @@ def decode_kernel(
     q, k_cache, v_cache, block_tables, items, out, part_out, part_lse, scale_log2,
     q_seq_stride, q_head_stride, block_stride, slot_stride, head_stride, table_stride,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the query heads of one KV head against the keys [first, end) of one work item.
 
     A whole sequence goes to out [num_seqs, NUM_HEADS, HEAD_DIM]; a piece, by the number of its item, to part_out
     [items, NUM_HEADS, HEAD_DIM] and part_lse [items, NUM_HEADS].
     """
+    start_early(EARLY)
     kv_head, item = tl.program_id(0), tl.program_id(1)
     seq = tl.load(items + item * 4).to(tl.int64)
     if seq < 0:
@@ -238,11 +240,13 @@ def decode_kernel(
 def merge_kernel(
     part_out, part_lse, ranks, out,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PIECES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the pieces of one head of one cut sequence, each weighted by its share of all the weights.
 
     part_out, part_lse: as decode_kernel wrote them; ranks int32 [num_seqs, 3]; out [num_seqs, NUM_HEADS, HEAD_DIM].
     """
+    start_early(EARLY)
     head, rank = tl.program_id(0), tl.program_id(1)
     seq = tl.load(ranks + rank * 3).to(tl.int64)
     first_item, pieces = tl.load(ranks + rank * 3 + 1), tl.load(ranks + rank * 3 + 2)
@@ -264,11 +268,6 @@ def merge_kernel(
         top = new_top
     target = out + (seq * NUM_HEADS + head) * HEAD_DIM + dim
     tl.store(target, (acc / total).to(out.dtype.element_ty), mask=dim < HEAD_DIM)
-
-
-def target_arch() -> int:
-    """Compute capability, times 10, that kernels are compiled for (90 = Hopper, whose tiles the interpreter takes)."""
-    return 90 if INTERPRETED else triton.runtime.driver.active.get_current_target().arch
 
 
 def decode_tile(num_programs: int, max_context_len: int, row_bytes: int, arch: int) -> dict[str, int]:
@@ -313,10 +312,10 @@ def paged_decode(
         q, k_cache, v_cache, block_tables, plan.items, out, plan.part_out, plan.part_lse, scale * LOG2_E,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], block_tables.stride(0),
         **dims, GROUP=group, ROWS=triton.next_power_of_2(group), BLOCK_SIZE=block_size, UPCAST=INTERPRETED,
-        **decode_tile(num_kv_heads * plan.num_items, plan.max_context_len, row_bytes, target_arch()),
+        **decode_tile(num_kv_heads * plan.num_items, plan.max_context_len, row_bytes, target_arch()), **early_launch(),
     )  # fmt: skip
     if plan.wanted:
         merge_kernel[(num_heads, min(num_seqs, plan.wanted))](
-            plan.part_out, plan.part_lse, plan.ranks, out, **dims, PIECES=plan.pieces_at_once
+            plan.part_out, plan.part_lse, plan.ranks, out, **dims, PIECES=plan.pieces_at_once, **early_launch()
         )
     return out

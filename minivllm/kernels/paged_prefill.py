@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.kernels.paged_decode import INTERPRETED, LOG2_E, attend_tile, load_rows, target_arch
+from minivllm.kernels.launch import INTERPRETED, target_arch
+from minivllm.kernels.paged_decode import LOG2_E, attend_tile, load_rows
 
 
 @triton.jit

@@ -17,18 +17,19 @@ def keep_likely(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, to
     """Which of the logits [num_rows, num_tokens], in descending order, may be drawn: bool, the first always.
 
     top_k int64, top_p, min_p float32 [num_rows, 1]. As in transformers, one filter after the other: k, then p of what
-    is left, then min_p (vLLM begins with min_p). total [num_rows, 1]: the logsumexp of the whole rows, where `ordered`
-    is their beginning.
+    is left, then min_p (vLLM begins with min_p). Equal logits stay or go together, whatever order a sort gave them.
+    total [num_rows, 1]: the logsumexp of the whole rows, where `ordered` is their beginning.
     """
-    keep = torch.arange(ordered.shape[1], device=ordered.device) < top_k
+    kth = ordered.gather(1, top_k.clamp(max=ordered.shape[1]) - 1)
+    keep = ordered >= kth
     inside = ordered.masked_fill(~keep, float("-inf"))
     norm = inside.logsumexp(dim=-1, keepdim=True)
     if total is not None:
         norm = torch.where(top_k > ordered.shape[1], total, norm)
     probs = (inside - norm).exp()
     before = probs.cumsum(dim=-1) - probs  # probability of all that is more likely
-    keep &= (before < top_p) | (top_p >= 1)
-    return keep & (probs >= min_p * probs[:, :1])
+    keep &= ((before < top_p) | (top_p >= 1)) & (probs >= min_p * probs[:, :1])
+    return ordered >= ordered.masked_fill(~keep, float("inf")).amin(dim=-1, keepdim=True)
 
 
 GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: multiples of it are spread evenly over the 64 bits
@@ -66,10 +67,8 @@ class SamplingRow:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the token depends on logits, temperature and seed alone."""
-        p = self.params
-        filtered = not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
-        return not (filtered or self.needs_values or p.min_tokens)
+        """Whether the token depends on the logits, on `rules` and the seed alone."""
+        return not (self.needs_values or self.params.min_tokens)
 
     @cached_property
     def needs_values(self) -> bool:
@@ -79,9 +78,15 @@ class SamplingRow:
         return bool(penalised or p.min_tokens or p.logprobs is not None)
 
     @cached_property
-    def divisor(self) -> float:
-        """The temperature, 0 for greedy."""
-        return 0.0 if self.params.is_greedy else self.params.temperature
+    def rules(self) -> tuple[float, int, float, float]:
+        """Temperature (0: greedy), top_k (0: all tokens), top_p and min_p."""
+        p = self.params
+        return (0.0, 0, 1.0, 0.0) if p.is_greedy else (p.temperature, max(p.top_k, 0), p.top_p, p.min_p)
+
+    @cached_property
+    def is_filtered(self) -> bool:
+        """Whether some tokens are ruled out before one is drawn."""
+        return self.rules[1:] != (0, 1.0, 0.0)
 
 
 class SamplingBatch:
