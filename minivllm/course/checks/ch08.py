@@ -1,8 +1,12 @@
 """Checks of chapter 08: a plan under a budget, the budget for a promise, who waits, another order of admission."""
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from minivllm.course.exercises import Case, exercise
+
+if TYPE_CHECKING:
+    from minivllm.core.scheduler import Scheduler
 
 LENGTHS = (12, 5, 3)  # the prompts of A, B and C
 
@@ -75,30 +79,54 @@ def a_short_prompt_that_waits(requests: list[tuple[int, int]]) -> Iterator[Case]
 
 @exercise("8.4")
 def shortest_first(policy: type) -> Iterator[Case]:
-    order = _order_of_admission(policy, [12, 5, 3, 9], [0, 1, 2, 3])
-    yield order == [2, 1, 3, 0], f"prompts of 12, 5, 3 and 9 tokens, one place: admitted in the order {order}"
-    order = _order_of_admission(policy, [6, 4, 6, 4, 6], [40, 30, 20, 10, 0])
+    for places in (1, 3):
+        order = _order_of_admission(policy, [12, 5, 3, 9], [0, 1, 2, 3], places)
+        yield order == [2, 1, 3, 0], f"prompts of 12, 5, 3 and 9 tokens, {places} place(s): admitted as {order}"
+    order = _order_of_admission(policy, [6, 4, 6, 4, 6], [40, 30, 20, 10, 0], places=1)
     yield (
         order == [1, 3, 0, 2, 4],
         f"prompts of 6, 4, 6, 4 and 6 tokens, seq_ids 40, 30, 20, 10 and 0, ties by arrival: admitted as {order}",
     )
+    order = _order_after_a_known_prompt(policy)
+    yield order == [2, 1], "a prompt of 12 tokens with 8 of them in the prefix cache came before one of 6 tokens"
     yield from _thrown_out_in_mid_prompt(policy)
     yield from _answers_in_a_tiny_pool(policy)
 
 
-def _order_of_admission(policy: type, lengths: list[int], seq_ids: list[int]) -> list[int]:
-    """Who is admitted first, second, …, by order of arrival, when one may run at a time."""
+def _order_of_admission(policy: type, lengths: list[int], seq_ids: list[int], places: int) -> list[int]:
+    """Who is admitted first, second, …, by order of arrival, when `places` may run at a time."""
+    from minivllm.config import SchedulerConfig
+    from minivllm.core.block_manager import BlockManager
+    from minivllm.core.sequence import Sequence
+
+    scheduler = policy(SchedulerConfig(places, 16, 64), BlockManager(64, 4))
+    for seq_id, length in zip(seq_ids, lengths, strict=True):
+        scheduler.add(Sequence(seq_id, [seq_id] * length, max_tokens=1))
+    return [seq_ids.index(seq_id) for seq_id in _admissions(scheduler)]
+
+
+def _order_after_a_known_prompt(policy: type) -> list[int]:
+    """Sequence 1 is longer than sequence 2, but the cache knows most of it, from sequence 0."""
     from minivllm.config import SchedulerConfig
     from minivllm.core.block_manager import BlockManager
     from minivllm.core.sequence import Sequence
 
     scheduler = policy(SchedulerConfig(1, 16, 64), BlockManager(64, 4))
-    for seq_id, length in zip(seq_ids, lengths, strict=True):
-        scheduler.add(Sequence(seq_id, [seq_id] * length, max_tokens=1))
-    order = []
-    while scheduler.has_unfinished():
+    scheduler.add(Sequence(0, list(range(12)), max_tokens=1))
+    _admissions(scheduler)
+    scheduler.add(Sequence(1, list(range(12)), max_tokens=1))
+    scheduler.add(Sequence(2, [50] * 6, max_tokens=1))
+    return _admissions(scheduler)
+
+
+def _admissions(scheduler: "Scheduler") -> list[int]:
+    """seq_ids in the order in which they are first given a row; 100 steps at most, as nobody may ever be admitted."""
+    order: list[int] = []
+    for _ in range(100):
+        if not scheduler.has_unfinished():
+            break
         batch = scheduler.schedule()
-        order += [seq_ids.index(row.seq.seq_id) for row in batch.rows if row.start == 0]
+        order += [row.seq.seq_id for row in batch.rows if row.seq.seq_id not in order]
         scheduler.update(batch, [7] * sum(row.needs_logits for row in batch.rows))
     return order
 
