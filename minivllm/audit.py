@@ -41,6 +41,7 @@ QUESTIONS = {
     "kv_cache": "Does the engine use its KV cache?",
     "brute_force": "Does a decode loop recompute the whole sequence?",
 }
+TAKING, GIVING_BACK = ("alloc",), ("free", "release", "dealloc")  # how the names of a block manager's methods begin
 SETTERS = {"set_context", "forward_context"}
 CACHE = re.compile(r"kv_?cache|^cache$")
 TABLE = re.compile(r"block_table|(^|_)bt(_|$)")
@@ -143,7 +144,7 @@ def find(root: ast.AST, *kind: type[Node]) -> Iterator[Node]:
 
 
 def names_in(root: ast.AST) -> set[str]:
-    """Every name and attribute that occurs under `root`."""
+    """Every variable that occurs under `root`: of `a.b`, only `a`."""
     return {node.id for node in find(root, ast.Name)}
 
 
@@ -213,14 +214,19 @@ def touches(methods: dict[str, ast.FunctionDef], starts: tuple[str, ...], word: 
     return any(word in attribute for attributes in found for attribute in attributes)
 
 
+def is_about_blocks(cls: ast.ClassDef) -> bool:
+    """Whether a name in the class says so: its own, a variable's, or an attribute's."""
+    names = {cls.name.lower(), *names_in(cls), *(node.attr for node in find(cls, ast.Attribute))}
+    return any("block" in name for name in names)
+
+
 def is_block_manager(cls: ast.ClassDef) -> bool:
     """Blocks are taken from a free list in one method and given back to it in another.
 
     Nobody has to use it yet: who calls it is the scheduler's row.
     """
     methods = methods_of(cls)
-    about_blocks = any("block" in name for name in [cls.name.lower(), *names_in(cls)])
-    return about_blocks and all(touches(methods, verb, "free") for verb in (("alloc",), ("free", "release", "dealloc")))
+    return is_about_blocks(cls) and all(touches(methods, verbs, "free") for verbs in (TAKING, GIVING_BACK))
 
 
 def is_scheduler(cls: ast.ClassDef) -> bool:

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import json
+import re
 import subprocess
 import sys
 from datetime import date
@@ -367,6 +368,21 @@ def test_one_file_turns_its_row_on(tmp_path: Path, key: str) -> None:
     file = {"block_manager": MANAGER, "scheduler": SCHEDULER, "paged_kernel": KERNEL, "paged_buffer": CACHE}[key]
     found = values_of(tmp_path, {file: WHOLE[file]})
     assert [name for name, value in found.items() if value] == [key]
+
+
+BLOCKS_ELSEWHERE = {
+    "class name": "class BlockPool:\n    def __init__(self):\n        self.free_list = [0]\n",
+    "attribute": "class Pool:\n    def __init__(self):\n        self.free_blocks = [0]\n",
+    "parameter": "class Pool:\n    def __init__(self, num_blocks):\n        self.free_list = [*range(num_blocks)]\n",
+}
+
+
+@pytest.mark.parametrize("head", BLOCKS_ELSEWHERE.values(), ids=BLOCKS_ELSEWHERE)
+def test_any_name_can_say_that_a_class_is_about_blocks(tmp_path: Path, head: str) -> None:
+    data = re.search(r"self\.(\w+)", head)[1]
+    methods = "    def alloc(self): return self.DATA.pop()\n    def release(self, n): self.DATA.append(n)\n"
+    found = values_of(tmp_path, {MANAGER: head + methods.replace("DATA", data)})
+    assert [name for name, value in found.items() if value] == ["block_manager"]
 
 
 def test_context_rows_need_the_runner_and_the_layer(tmp_path: Path) -> None:

@@ -7,7 +7,19 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from minivllm.audit import KEYWORDS, PACKAGE, Report, audit, rows
+from minivllm.audit import (
+    GIVING_BACK,
+    KEYWORDS,
+    PACKAGE,
+    TAKING,
+    Report,
+    audit,
+    find,
+    is_about_blocks,
+    methods_of,
+    rows,
+    touches,
+)
 from minivllm.course.exercises import Case, exercise
 from minivllm.course.stages import find_checkout
 
@@ -47,6 +59,7 @@ def lines_with_the_letters(first: int, second: int) -> Iterator[Case]:
     lines = (inherited() / "utils" / "context.py").read_text(encoding="utf-8").splitlines()
     found = [number for number, line in enumerate(lines, start=1) if "set_context" in line]
     for name, answer in (("first", first), ("second", second)):
+        yield isinstance(answer, int), f"the {name} line: {answer!r} is not a whole number"
         yield 1 <= answer <= len(lines), f"the {name} line: the file has lines 1 to {len(lines)}"
         reason = f"the {name} line: line {answer} is {lines[answer - 1].strip()!r}, without the letters set_context"
         yield answer in found, reason
@@ -69,14 +82,30 @@ def decoy(text: str) -> Iterator[Case]:
     yield not changed, f"grep is fooled, but this is more than a decoy: the audit's answer changed too ({changed})"
 
 
+def missing_in(cls: ast.ClassDef) -> str:
+    """The first thing for which the audit does not take a class for a block manager."""
+    methods = methods_of(cls)
+    if not is_about_blocks(cls):
+        return f"no name in class {cls.name} contains 'block'"
+    for verbs, part in ((TAKING, "takes blocks"), (GIVING_BACK, "gives them back")):
+        known = " or ".join(f"'{verb}'" for verb in verbs)
+        if not any(name.startswith(verbs) for name in methods):
+            return f"no method of {cls.name} has a name that begins with {known}, so none {part}"
+        if not touches(methods, verbs, "free"):
+            data = "data of `self` with 'free' in its name, methods not counted"
+            return f"the method of {cls.name} that {part} touches no {data}"
+    return "its parts are in different classes"
+
+
 @exercise("0.3")
 def manager_by_another_name(text: str) -> Iterator[Case]:
     yield from is_module(text)
     for word in WORDS:
         yield word not in text, f"grep finds {word!r} in your module"
+    classes = list(find(ast.parse(text), ast.ClassDef))
+    yield bool(classes), "there is no class in your module"
     changed = changed_rows(audit_with("shelf", text))
-    reason = "the audit sees no block manager: a class about blocks needs one method that takes from a free list"
-    yield "block manager" in changed, f"{reason}, and one that gives back to it"
+    yield "block manager" in changed, f"the audit sees no block manager: {missing_in(classes[0])}"
     others = ", ".join(row for row in changed if row != "block manager")
     yield not others, f"another row of the audit changed too ({others})"
 
