@@ -18,6 +18,8 @@ html_css_files = ["course.css"]
 html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_show_sphinx = False
+html_use_index = False  # the search knows every name
+html_domain_indices = False
 html_theme_options = {
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
@@ -46,3 +48,4 @@ python_use_unqualified_type_names = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 viewcode_line_numbers = True
+viewcode_follow_imported_members = False

@@ -21,7 +21,7 @@ NOT_IN_REFERENCE = {"course", "assets", "__main__.py"}
 # What tells whether this is paged attention, and is no part of the engine.
 AUDIT = {"audit", "audit_trace", "validate_model"}
 TEXTS = ("CONTRIBUTING.md", "minivllm/assets/storyteller/README.md")
-CAPTION = re.compile(r"\A\s*\*(?!\*)((?:[^*\n]|\*\*)+)\*[ \t]*(?:\n\s*\n|\n?\Z)")
+CAPTION = re.compile(r"\A\s*\*(?!\*)((?:[^*\n]|\*\*)+)\*(?=\s|\Z)\s*")
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]`]|`[^`]*`)*)\]\((?P<target>[^)\s:]+?)(?P<anchor>#[^)\s]*)?\)")
 EXPORT = re.compile(r"\A#\| export (\S+)\n")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
