@@ -141,7 +141,7 @@ class LLMEngine:
             if self.tokenizer is None:
                 raise PromptError("this model has no tokenizer: pass the prompt as token ids")
             text, token_ids = prompt, self.tokenizer(prompt)["input_ids"]
-        elif isinstance(prompt, list | tuple) and all(isinstance(token, int) for token in prompt):
+        elif isinstance(prompt, list | tuple):  # check_prompt looks at each id
             text, token_ids = None, list(prompt)
         else:
             raise PromptError(f"a prompt is a string, a list of token ids or a dict with either, not {prompt!r:.80}")
