@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.typing import ExtensionMetadata
-from staging import definitions, modules
+from staging import definitions, modules, places
 
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -76,8 +76,11 @@ def know_comments(app: Sphinx) -> None:
 
 
 def describe(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Translate a docstring."""
+    """Translate a docstring, and say which chapters build what it describes."""
     lines[:] = translate(lines)
+    if built := places().get(name):
+        links = [f'<a href="../notebooks/{place}">{chapter}</a>' for chapter, place in built.items()]
+        lines += ["", ".. raw:: html", "", f'   <p class="built">Chapter {", ".join(links)}</p>', ""]
 
 
 def shorten(

@@ -9,6 +9,7 @@ import html
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -72,6 +73,11 @@ def lines_of(module: str) -> dict[str, int]:
 # --- chapters ---
 
 
+def chapters() -> list[Path]:
+    """The notebooks of the course, in order."""
+    return sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
 def exported_names(source: str) -> list[str]:
     """What an export cell defines: functions, constants, classes; of a class that it re-opens, the members."""
     names: list[str] = []
@@ -81,17 +87,29 @@ def exported_names(source: str) -> list[str]:
     return names
 
 
-def export_note(source: str, root: str) -> str | None:
+def export_note(cell: NotebookNode, root: str) -> str | None:
     """A line below an export cell: which module it goes to, with links to the lines that define its names."""
-    if not (directive := EXPORT.match(source)):
+    if cell.cell_type != "code" or not (directive := EXPORT.match(cell.source)):
         return None
     module = directive[1]
     page, lines = f"{root}{source_page(module)}", lines_of(module)
-    links = [
-        f'<a href="{page}#L{lines[name]}"><code>{name}</code></a>' for name in exported_names(source) if name in lines
-    ]
+    names = [name for name in exported_names(cell.source) if name in lines]
+    links = [f'<a href="{page}#L{lines[name]}"><code>{name}</code></a>' for name in names]
     path = f'<a href="{page}"><code>{modules()[module].relative_to(ROOT).as_posix()}</code></a>'
-    return f'<p class="exported">In the package: {path}{": " if links else ""}{", ".join(links)}</p>'
+    return f'<p class="exported" id="{cell.id}">In the package: {path}{": " if links else ""}{", ".join(links)}</p>'
+
+
+@cache
+def places() -> dict[str, dict[str, str]]:
+    """Where each class and function is built: {"minivllm.core.sequence.Sequence": {"03": "03_….html#cell", …}}."""
+    found: dict[str, dict[str, str]] = {}
+    for path in chapters():
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code" and (directive := EXPORT.match(cell.source)):
+                for name in exported_names(cell.source):
+                    full = f"minivllm.{directive[1]}.{name.split('.')[0]}"
+                    found.setdefault(full, {}).setdefault(path.name[:2], f"{path.stem}.html#{cell.id}")
+    return found
 
 
 def source_page(module: str) -> str:
@@ -127,7 +145,7 @@ def chapter_page(path: Path) -> NotebookNode:
         if cell.cell_type == "code":
             make_figure(cell, following)
         cells.append(cell)
-        if cell.cell_type == "code" and (note := export_note(cell.source, "../")):
+        if note := export_note(cell, "../"):
             cells.append(nbformat.v4.new_markdown_cell(note, id=f"{cell.id}-exported"))
     notebook.cells = [cell for cell in cells if cell.source.strip()]
     return notebook
@@ -229,15 +247,14 @@ def write_reference(out: Path) -> list[str]:
 
 def stage(out: Path) -> None:
     """Write everything that Sphinx needs into a new folder."""
-    chapters = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     beside = sorted((ROOT / "notebooks").glob("*.md"))
     texts = [ROOT / name for name in TEXTS if (ROOT / name).exists()]
-    for path in chapters:
+    for path in chapters():
         write_chapter(path, out)
     for path in [*beside, *texts]:
         write_text(path, out)
     contents = [
-        toctree("The course", [path.relative_to(ROOT).as_posix() for path in [*chapters, *beside]]),
+        toctree("The course", [path.relative_to(ROOT).as_posix() for path in [*chapters(), *beside]]),
         toctree("The package", write_reference(out)),
         toctree("The project", [path.relative_to(ROOT).as_posix() for path in texts]),
     ]
@@ -246,5 +263,5 @@ def stage(out: Path) -> None:
 
 def restore_downloads(site: Path) -> None:
     """The button that downloads a chapter gives the notebook itself, not the copy that was made ready."""
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
+    for path in chapters():
         copy(path, site / "_sources" / path.relative_to(ROOT))

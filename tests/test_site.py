@@ -181,7 +181,7 @@ def shown_line(site: Path, page: str, number: str) -> str:
 @chapters
 def test_export_cells_lead_to_the_lines_that_define_their_names(path: Path, site: Path) -> None:
     page = (site / page_of(path)).read_text(encoding="utf-8")
-    notes = re.findall(r'<p class="exported">(.*?)</p>', page)
+    notes = re.findall(r'<p class="exported"[^>]*>(.*?)</p>', page)
     assert len(notes) == sum(cell.source.startswith("#| export ") for cell in code_cells(path))
     for target, number, name in re.findall(r'href="\.\./([^"#]+)#L(\d+)"><code>([\w.]+)</code>', "".join(notes)):
         last, line = re.escape(name.rpartition(".")[2]), shown_line(site, target, number)
@@ -212,6 +212,16 @@ def test_the_reference_has_every_public_name_and_leads_to_its_source(module: Pat
         assert f'href="../{page}#{name}"' in reference, f"{name} does not lead to its source"
         block = source[source.index(f'<div class="viewcode-block" id="{name}">') :].split("</div>")[0]
         assert re.search(rf"\d(def|class) {name}\b", plain(block)), f"{name} leads elsewhere"
+
+
+@chapters
+def test_the_reference_leads_to_the_cells_that_build_it(path: Path, site: Path) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html")]
+    notes = "".join(note for page in pages for note in re.findall(r'<p class="built">.*?</p>', page))
+    built = set(re.findall(rf'href="\.\./notebooks/{path.stem}\.html#([^"]+)"', notes))
+    exporting = {cell.id for cell in code_cells(path) if cell.source.startswith("#| export ")}
+    assert built <= exporting
+    assert bool(built) == bool(exporting)
 
 
 # --- in the browser ---
