@@ -86,8 +86,9 @@ def describe(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
 def shorten(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """`<factory>`, which stands for a default that is made anew each time, is not Python that Sphinx can link."""
-    return signature and re.sub(r"<\w[^>]*>", "...", signature), returns
+    """Triton's types by the name that the code has for them; `<factory>` as dots, which Sphinx can read."""
+    shorter = re.sub(r"<\w[^>]*>", "...", signature or "").replace("triton.language.", "tl.")
+    return shorter or signature, returns
 
 
 def anchor_lines(

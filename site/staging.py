@@ -25,7 +25,7 @@ TEXTS = ("CONTRIBUTING.md", "minivllm/assets/storyteller/README.md")
 CAPTION = re.compile(r"\A\s*\*(?!\*)((?:[^*\n]|\*\*)+)\*(?=\s|\Z)\s*")
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]`]|`[^`]*`)*)\]\((?P<target>[^)\s:]+?)(?P<anchor>#[^)\s]*)?\)")
 EXPORT = re.compile(r"\A#\| export (\S+)\n")
-FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+LONGEST_LINE = 120  # characters of a printed line, as in the house's code
 
 
 # --- the package ---
@@ -137,6 +137,13 @@ def make_figure(cell: NotebookNode, following: NotebookNode | None) -> None:
     cell.metadata.mystnb = options
 
 
+def wrap_long_lines(cell: NotebookNode) -> None:
+    """Mark a cell that prints prose: its lines are broken, while those of a table are scrolled."""
+    printed = "".join(output.get("text", "") for output in cell.get("outputs", []))
+    if max(map(len, printed.splitlines()), default=0) > LONGEST_LINE:
+        cell.metadata.tags = [*cell.metadata.get("tags", []), "wrapped"]
+
+
 def chapter_page(path: Path) -> NotebookNode:
     """A notebook as the site shows it."""
     notebook = nbformat.read(path, as_version=4)
@@ -144,6 +151,7 @@ def chapter_page(path: Path) -> NotebookNode:
     for cell, following in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
         if cell.cell_type == "code":
             make_figure(cell, following)
+            wrap_long_lines(cell)
         cells.append(cell)
         if note := export_note(cell, "../"):
             cells.append(nbformat.v4.new_markdown_cell(note, id=f"{cell.id}-exported"))
