@@ -64,7 +64,7 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = PrefixCacheStats()
         self._tables: dict[int, array[int]] = {}  # by seq_id
-        # Next to be handed out first. A linked list with an index: a block that is found comes out of the middle.
+        # In the order of handing out. A linked list with an index: a block that is found comes out of the middle.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._ref_counts = [0] * num_blocks  # in how many tables a block is
         self._cached: dict[int, CachedBlock] = {}  # findable blocks, by hash
@@ -214,7 +214,7 @@ class BlockManager:
         self._prefixes[child.seq_id] = self._prefixes[parent.seq_id][: end // self.block_size]
 
     def _shared_ahead(self, seq: Sequence, table: array[int]) -> list[int]:
-        """Entries of the table whose blocks `seq` will write to, but shares: with another table, or with the cache."""
+        """Indices in the table of the blocks that `seq` will write to, but shares: with a table, or with the cache."""
         ahead = range(seq.num_computed_tokens // self.block_size, len(table))
         return [i for i in ahead if self._ref_counts[table[i]] > 1 or self._entries[table[i]] is not None]
 
@@ -273,7 +273,8 @@ class BlockManager:
     def register(self, seq: Sequence) -> None:
         """Make the full blocks inside [0, seq.num_computed_tokens) findable: to be called after the step wrote them.
 
-        Raises UnknownSequenceError, and BlockManagerError when more is claimed than the table covers.
+        Raises UnknownSequenceError, and BlockManagerError for a new full block when more tokens are claimed than the
+        sequence has or its table covers.
         """
         table, prefix = self.block_table(seq), self._prefixes[seq.seq_id]
         num_full = seq.num_computed_tokens // self.block_size

@@ -12,7 +12,7 @@ BLOCK_SIZE = 4
 @exercise("4.1")
 def four_samples(copies_made: int, blocks_together: int, blocks_apart: int) -> Iterator[Case]:
     yield copies_made != 4, "(a) when three have taken their copies, how many tables is the original in?"
-    yield copies_made == 3, "(a) only the block that is half full is ever written to while it is shared"
+    yield copies_made == 3, "(a) only the half-full block is written to while it is shared, and each of the four writes to it"
     yield blocks_apart == 16, "(c) 10 + 6 tokens, four to a block, four times"
     yield blocks_together != 16, "(b) the full blocks of the prompt are never copied"
     yield blocks_together == 10, "(b) the prompt's two full blocks count once; add what each of the four has for itself"
@@ -72,7 +72,7 @@ def fooled(cache: NearsightedCache, first: list[int], second: list[int]) -> Iter
     yield min(len(first), len(second)) >= BLOCK_SIZE, "each prompt needs a full block of four tokens"
     cache.add(list(first))
     found, right = cache.find(list(second)), common_beginning(first, second)
-    yield found > 0, "nothing is shared: the first block of the second prompt is not in the cache"
+    yield found > 0, "nothing is shared: `find` stops at the first block of the second prompt"
     reason = f"{found} tokens are shared, and rightly so: both prompts begin with the same {right} tokens"
     yield found > right, reason
 
@@ -116,7 +116,8 @@ def order_of_eviction(eviction_order: Callable[[list[list[int]]], list[int]]) ->
         expected, got = _evicted(tables), eviction_order([list(table) for table in tables])
         yield got is not None, "your function returned None: it must return the list of blocks"
         shared = sum(map(len, tables)) > len(expected)
-        advice = "a block is free only when the last of its tables is" if shared else "each table is freed from its end"
+        order = "tables are freed in the order given, each from its end"
+        advice = "a block is free only when the last of its tables is" if shared else order
         yield list(got) == expected, f"tables {tables}: you say {list(got)}; {advice}"
 
 
