@@ -16,7 +16,7 @@ def find_tile(cu_seqlens_q, num_seqs, tile, TOKENS: tl.constexpr):
 
     Sequence s starts at tile cu_seqlens_q[s] // TOKENS + s: there is always room for its tiles before the next one's,
     and at most one tile to spare, whose first token lies past the sequence's end. cu_seqlens_q int32 [num_seqs + 1].
-    The numbering is that of vLLM (`find_seq_idx` in vllm/v1/attention/ops/triton_unified_attention.py).
+    The numbering is that of vLLM (`find_seq_idx` in vllm/v1/attention/ops/triton_attention_helpers.py).
     """
     low, high = 0, num_seqs - 1
     while low < high:
@@ -32,9 +32,10 @@ def attend_causally(
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax of rows that see the keys before limits [rows], all in [fewest, end].
+    """The running softmax of rows that see the keys before limits [ROWS], from `fewest` to `end` of them.
 
-    q_rows [ROWS, PADDED_DIM] → top [ROWS], total [ROWS], acc [ROWS, PADDED_DIM].
+    q_rows [ROWS, PADDED_DIM] → top [ROWS], total [ROWS], acc [ROWS, PADDED_DIM]. Rows that are not stored may have
+    limits above `end`; no key from `end` on is read for them either.
     """
     diagonal = fewest // KEYS * KEYS  # every row sees all the keys before this one
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -89,10 +90,12 @@ def prefill_kernel(
 
 
 def prefill_tile(query_rows: int, row_bytes: int, arch: int) -> dict[str, int]:
-    """Query rows and keys of a tile, warps, stages and registers of `prefill_kernel`; row_bytes: one key of one head.
+    """Query rows and keys of a tile, warps, stages and registers of `prefill_kernel`.
 
-    128 rows and 64 keys on 8 warps fit twice on a Hopper multiprocessor if each thread keeps to 128 registers; then one
-    program multiplies while the other computes its softmax. Measured on an H200.
+    query_rows: the most new tokens of a sequence × query heads of a KV head; row_bytes: one key of one head; arch as
+    `target_arch` gives it. 128 rows and 64 keys on 8 warps fit twice on a Hopper multiprocessor if each thread keeps to
+    128 registers; then one program multiplies while the other computes its softmax. Measured on an H200; the tiles for
+    other cards are compiled in the tests and were not measured.
     """
     rows = min(128, max(16, triton.next_power_of_2(query_rows)))
     if row_bytes > 256 or arch < 80:  # float32, wide heads; no bf16 tensor cores before Ampere
@@ -108,11 +111,13 @@ def paged_prefill(
 ) -> Tensor:  # fmt: skip
     """Causal attention of every sequence's new tokens over its pages, into which their own K and V are written already.
 
-    q [num_tokens, num_heads, head_dim], rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] are the newest tokens of sequence
-    s; caches [num_blocks, block_size, num_kv_heads, head_dim]; block_tables int32 [num_seqs, max_blocks]; context_lens
-    int32 [num_seqs]; cu_seqlens_q int32 [num_seqs + 1], its last entry num_tokens. max_seqlen_q: the most new tokens of
-    a sequence, if known: few get a smaller tile. Returns [num_tokens, num_heads, head_dim], zeros where a sequence has
-    no context (a padded row). Tiles and online softmax follow FlashAttention (https://arxiv.org/abs/2205.14135).
+    q [num_tokens, num_heads, head_dim], its last stride 1; rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] are the newest
+    tokens of sequence s; caches [num_blocks, block_size, num_kv_heads, head_dim], both with the same strides;
+    block_tables int32 [num_seqs, max_blocks]; context_lens int32 [num_seqs], new tokens included; cu_seqlens_q int32
+    [num_seqs + 1], its last entry num_tokens. max_seqlen_q: the most new tokens of a sequence, if known: few get a
+    smaller tile. Returns [num_tokens, num_heads, head_dim], zeros where a sequence has no context (a padded row).
+    Nothing is raised for a page outside the caches: it is read, wherever that is. Tiles and online softmax follow
+    FlashAttention (https://arxiv.org/abs/2205.14135).
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
