@@ -75,7 +75,7 @@ class Setting:
     """One combination of the engine's switches."""
 
     backend: str
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int  # tokens per step
     enable_prefix_caching: bool
     scarce: bool  # a pool that holds little more than one request
 
@@ -113,10 +113,11 @@ class Row:
         s = self.setting
         verdict = "equal" if not self.num_different else f"{self.num_different} answers differ"
         pool, cache = "scarce" if s.scarce else "ample", "on" if s.enable_prefix_caching else "off"
-        return f"{s.backend:8} {s.max_num_batched_tokens:8,}  {cache:12}  {pool:7} {self.num_preemptions:11}  {verdict}"
+        switches = f"{s.backend:8} {s.max_num_batched_tokens:11,}  {cache:12}  {pool:7}"
+        return f"{switches} {self.num_preemptions:11}  {verdict}"
 
 
-HEADER = f"{'backend':8} {'a step':>8}  {'prefix cache':12}  {'pool':7} {'preemptions':>11}  answers"
+HEADER = f"{'backend':8} {'tokens/step':>11}  {'prefix cache':12}  {'pool':7} {'preemptions':>11}  answers"
 
 
 def run_setting(

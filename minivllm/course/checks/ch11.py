@@ -50,7 +50,8 @@ def a_test_for_the_fault(reveal: Callable[[int], tuple[list[int], list[int]]]) -
             wrong = tokens_found(list(first), list(second), block_size)
         yield (
             wrong > right,
-            f"block size {block_size}: {right} tokens are found rightly, and {wrong} without the parent",
+            f"block size {block_size}: of the second prompt a correct hash finds {right} tokens and the forgetful one "
+            f"{wrong}, which must be more",
         )
 
 
@@ -63,13 +64,14 @@ def judge_of_traces(honest_run: Callable[..., bool]) -> Iterator[Case]:
         layers: int = 2,
         fields: tuple = ("block_tables", "slot_mapping"),
         stores: int = 6,
+        decodes: int = 6,
         taken: int = 4,
         back: int = 4,
     ) -> Trace:
         trace = Trace(set_context_calls=3, blocks_taken=taken, blocks_given_back=back)
         for layer in range(layers):
             trace.fields_read[layer] = {*fields, "context_lens"}
-        trace.kernel_launches.update({f"{backend}.store_kv": stores, f"{backend}.paged_decode": 6})
+        trace.kernel_launches.update({f"{backend}.store_kv": stores, f"{backend}.paged_decode": decodes})
         return trace
 
     for backend in ("triton", "torch"):
@@ -81,6 +83,7 @@ def judge_of_traces(honest_run: Callable[..., bool]) -> Iterator[Case]:
         "no layer read slot_mapping": made(fields=("block_tables",)),
         "one layer did not store in one step": made(stores=5),
         "one layer stored twice in one step": made(stores=7),
+        "no layer stored, and each attended twice": made(stores=0, decodes=12),
         "a block did not come back": made(back=3),
         "no block was taken": made(taken=0, back=0),
         "nothing ran": Trace(),
