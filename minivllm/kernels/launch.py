@@ -16,7 +16,11 @@ def target_arch() -> int:
 
 @triton.jit
 def start_early(EARLY: tl.constexpr):
-    """Let the next kernel start, then wait for the one in front: from here on, what it wrote may be read."""
+    """Let the next kernel start, then wait for the one in front: from here on, what it wrote may be read.
+
+    Programmatic dependent launch:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#programmatic-dependent-launch-and-synchronization
+    """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -208,6 +208,7 @@ def decode_kernel(
 ):  # fmt: skip
     """One program: the query heads of one KV head against the keys [first, end) of one work item.
 
+    q, caches and block_tables as in paged_decode, strides in numbers; items int32 [grid, 4] as in DecodePlan.
     A whole sequence goes to out [num_seqs, NUM_HEADS, HEAD_DIM]; a piece, by the number of its item, to part_out
     [items, NUM_HEADS, HEAD_DIM] and part_lse [items, NUM_HEADS].
     """
@@ -296,8 +297,9 @@ def paged_decode(
 
     q [num_seqs, num_heads, head_dim], its last stride 1; caches [num_blocks, block_size, num_kv_heads, head_dim], both
     with the same strides; block_tables int32 [num_seqs, max_blocks]; context_lens int32 [num_seqs], a context of 0 (a
-    padded row) gives zeros. plan: updated with these context_lens; without one, a plan is made for this call. Cutting
-    sequences into pieces follows Flash-Decoding (https://pytorch.org/blog/flash-decoding/).
+    padded row) gives zeros; scale, usually head_dim ** -0.5, multiplies the scores. plan: updated with these
+    context_lens; without one, a plan is made for this call. Nothing is raised for a page id outside the caches: what
+    lies there is read. Cutting sequences into pieces follows Flash-Decoding (https://pytorch.org/blog/flash-decoding/).
     """
     num_seqs, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]

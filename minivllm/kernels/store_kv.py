@@ -12,7 +12,7 @@ def store_kv_kernel(
     k_token_stride, k_head_stride, v_token_stride, v_head_stride, block_stride, slot_stride, head_stride,
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_ROW: tl.constexpr,
 ):  # fmt: skip
-    """One program per token copies its whole row, all KV heads, of K and of V."""
+    """One program per token copies its whole row, all KV heads, of K and of V; shapes as in store_kv."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)  # 64 bits: a cache may have more than 2^31 numbers
     if slot < 0:

@@ -39,8 +39,10 @@ def merging(merge: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Iterator[C
         yield np.allclose(large, want), "all lse 2,000 larger: the shares are the same, but 2^2000 overflows"
         with_empty = np.vstack([averages, np.full((1, 4), np.nan)]), np.append(lse, -np.inf)
         yield np.allclose(merge(*with_empty), want), "a fourth piece is empty, and its average is NaN: 0 × NaN is NaN"
-        empty = np.asarray(merge(np.full((2, 4), np.nan), np.full(2, -np.inf)))
-        yield np.array_equal(empty, np.zeros(4)), f"all pieces empty: zeros are wanted, you gave {empty}"
+        for held in (np.nan, 7.0):
+            empty = np.asarray(merge(np.full((2, 4), held), np.full(2, -np.inf)))
+            case = f"all pieces empty, averages of {held}"
+            yield np.array_equal(empty, np.zeros(4)), f"{case}: zeros are wanted, you gave {empty}"
 
 
 @exercise("6.3")
