@@ -11,7 +11,9 @@ class Detokenizer:
     """The text of one answer, as it grows.
 
     decode: token ids → text. Each call of `add` decodes the tokens since the last complete character, and a few
-    before them, so the cost of a token does not grow with the length of the answer.
+    before them, so the cost of a token does not grow with the length of the answer. The two offsets are those of
+    text-generation-inference (`decode_token` in server/text_generation_server/models/model.py,
+    https://github.com/huggingface/text-generation-inference).
     """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:

@@ -70,7 +70,7 @@ def pick_backend(name: str, device: torch.device) -> str:
 
 
 def pick_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    """The limit that was asked for. Raises ConfigError for one beyond the positions that the model knows."""
+    """Tokens of one sequence: as asked for, else the model's positions. Raises ConfigError for more than these."""
     limit = model_config.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(f"max_model_len {config.max_model_len} is beyond the model's {limit} positions")
@@ -239,7 +239,7 @@ class LLMEngine:
             )
 
     def _note_start(self, batch: Batch) -> None:
-        """Remember when a request's first token was computed."""
+        """Remember when the first step of a request began."""
         now = time.perf_counter()
         for row in batch.rows:
             metrics = self._owners[row.seq.seq_id][0].metrics
@@ -285,7 +285,7 @@ class LLMEngine:
             del self._owners[seq.seq_id]
         metrics = request.metrics
         metrics.finished_time = time.perf_counter()
-        metrics.num_generated_tokens = max(seq.num_completion_tokens for seq in seqs)
+        metrics.num_generated_tokens = max(seq.num_completion_tokens for seq in seqs)  # the longest sets the end
         metrics.num_cached_tokens = seqs[0].num_cached_tokens
         metrics.num_preemptions = sum(seq.num_preemptions for seq in seqs)
 

@@ -29,6 +29,11 @@ class Sample:
         """Whether no token will follow."""
         return self.seq.status is SequenceStatus.FINISHED
 
+    @property
+    def stopped_by_token(self) -> bool:
+        """Whether the last token is one that ended the answer."""
+        return self.seq.finish_reason == "stop" and self.stream.stopped_by is None
+
     def update_text(self) -> None:
         """Let the text catch up with the tokens. A token that ended the answer is none of its text."""
         seq = self.seq
@@ -41,15 +46,11 @@ class Sample:
             self.stream.add(new, last=self.finished, ignore_stops=early)
             self.num_shown = end
 
-    @property
-    def stopped_by_token(self) -> bool:
-        """Whether the last token is one that ended the answer."""
-        return self.seq.finish_reason == "stop" and self.stream.stopped_by is None
-
     def output(self, index: int) -> CompletionOutput:
         """What the caller sees of it now."""
         self.update_text()
         token_ids, wants = self.seq.completion_token_ids, self.row.params.logprobs is not None
+        # Nobody asked: self.logprobs is empty, and so is this.
         chosen = [found[token].logprob for found, token in zip(self.logprobs, token_ids, strict=wants)]
         stopped_by = self.stream.stopped_by
         if stopped_by is None and self.finished and self.stopped_by_token:

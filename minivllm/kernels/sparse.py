@@ -19,6 +19,7 @@ class PageMatrix:
 
     bounds: int32 [num_seqs · num_heads + 1], cells of row r are bounds[r] to bounds[r + 1]; columns: int32
     [num_cells]; cells: int64 [num_cells], place of each cell in a [num_seqs · num_heads, longest] rectangle.
+    The view is FlashInfer's (Ye et al. 2025, https://arxiv.org/abs/2501.01005), with cells in place of blocks.
     """
 
     bounds: Tensor

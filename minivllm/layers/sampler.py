@@ -24,12 +24,13 @@ def keep_likely(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, to
     keep = ordered >= kth
     inside = ordered.masked_fill(~keep, float("-inf"))
     norm = inside.logsumexp(dim=-1, keepdim=True)
-    if total is not None:
+    if total is not None:  # where k rules out nothing, the rest of the row counts, too
         norm = torch.where(top_k > ordered.shape[1], total, norm)
     probs = (inside - norm).exp()
     before = probs.cumsum(dim=-1) - probs  # probability of all that is more likely
     keep &= ((before < top_p) | (top_p >= 1)) & (probs >= min_p * probs[:, :1])
-    return ordered >= ordered.masked_fill(~keep, float("inf")).amin(dim=-1, keepdim=True)
+    least = ordered.masked_fill(~keep, float("inf")).amin(dim=-1, keepdim=True)
+    return ordered >= least  # and so also what is as likely as the last one kept
 
 
 GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: multiples of it are spread evenly over the 64 bits

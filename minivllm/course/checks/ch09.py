@@ -14,9 +14,9 @@ def tokens_that_are_left(k2: str, p08: str, m02: str) -> Iterator[Case]:
         yield "A" in given, f"{setting}: the most likely token is always kept"
         yield (
             len(given) >= len(right),
-            f"{setting}: {len(given)} tokens are too few; which bound did the next one miss?",
+            f"{setting}: {len(given)} is too few; which bound did the next one miss?",
         )
-        yield len(given) <= len(right), f"{setting}: {len(given)} tokens are too many"
+        yield len(given) <= len(right), f"{setting}: {len(given)} is too many"
         yield sorted(given) == sorted(right), f"{setting}: more likely tokens are kept before less likely ones"
 
 
@@ -42,11 +42,12 @@ def held_back_for_one_stop(held: Callable[[str, str], int]) -> Iterator[Case]:
     ]
     for text, stop, right in cases:
         found = held(text, stop)
-        yield found >= right, f"text {text!r}, stop {stop!r}: you hold back {found}, and half a stop string is shown"
-        yield (
-            found <= right,
-            f"text {text!r}, stop {stop!r}: you hold back {found}, more than can be the beginning of a stop string",
-        )
+        said = f"text {text!r}, stop {stop!r}: you hold back {found!r}"
+        yield isinstance(found, int), f"{said}; answer with a number of characters, 0 if there is nothing to hold"
+        yield found <= len(text), f"{said}, and the text is shorter"
+        yield found < len(stop), f"{said}, the whole stop string, which is no beginning of itself here"
+        yield found >= right, f"{said}, and half a stop string is shown"
+        yield found <= right, f"{said}; does {text[len(text) - found :]!r} begin {stop!r}?"
 
 
 @exercise("9.4")
@@ -64,8 +65,10 @@ def share_within_limits(
     ]
     for what, (ttft, tpot, seconds), right in cases:
         found = goodput(metrics, ttft, tpot, seconds)
+        yield isinstance(found, int | float), f"{what}: answer with a number of requests per second, not {found!r}"
         yield (
             abs(found - right) < 1e-9,
-            f"{what}: {found} requests per second, and that is not the number that kept them",
+            f"{what}: {found:g} per second, that would be {found * seconds:g} in {seconds:g} s; which of {metrics} "
+            f"have a TTFT within {ttft:g} s and a TPOT within {tpot:g} s?",
         )
     yield goodput([], 1.0, 1.0, 3.0) == 0, "no requests at all: 0 per second"
