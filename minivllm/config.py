@@ -228,11 +228,13 @@ def num_blocks_that_fit(budget_bytes: int, *, model_bytes: int, peak_bytes: int,
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that an engine can be told. Names and defaults are vLLM's where it has them.
+    """Everything that an engine can be told. Names are vLLM's where it has them.
 
     model: a folder, or a name on the Hugging Face hub. max_model_len: tokens of one sequence (None: the model's limit).
     gpu_memory_utilization: share of the GPU's memory that weights, activations and cache may take together.
-    num_kvcache_blocks: blocks of block_size tokens (None: as many as the memory holds).
+    num_kvcache_blocks: blocks of block_size tokens (None: as many as the memory holds). max_num_seqs: sequences at
+    once. max_num_batched_tokens: tokens of one step. enable_prefix_caching: look for known prompts (chapter 04).
+    device: "auto" is the GPU if there is one. kv_cache_dtype: only "auto", the model's.
     dtype: "auto" is the model's own on a GPU and float32 on a CPU. attention_backend: "auto" is "triton" on a GPU and
     "torch" on a CPU. seed: of the requests that bring none. enforce_eager: no recorded CUDA graphs.
     async_scheduling: launch a step before the tokens of the one before it are known. fused_kernels: run the model on

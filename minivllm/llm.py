@@ -72,8 +72,9 @@ class LLM:
             raise SamplingParamsError(f"{len(prompts)} prompts, but {len(each)} sampling_params: give one, or one each")
         requests: list[Request] = []
         try:
-            for prompt, wanted in zip(prompts, each, strict=True):
-                requests.append(self.llm_engine.add_request(prompt, wanted))
+            with collector_paused():
+                for prompt, wanted in zip(prompts, each, strict=True):
+                    requests.append(self.llm_engine.add_request(prompt, wanted))
         except ValueError:
             for request in requests:
                 self.llm_engine.abort(request)

@@ -34,6 +34,7 @@ from minivllm.engine.fast_runner import FastRunner
 from minivllm.engine.llm_engine import LLMEngine
 from minivllm.kernels import fused, launch, paged_decode
 from minivllm.layers.sampler import SamplingRow
+from minivllm.llm import collector_paused
 from minivllm.model.qwen3 import Qwen3, default_dtype
 
 QWEN3_06B = {
@@ -52,7 +53,7 @@ QWEN3_06B = {
     "dtype": "bfloat16",
 }
 SMALL = QWEN3_06B | {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
-OPTIONS: dict[str, Any] = {"max_model_len": 4096, "max_num_batched_tokens": 16_384, "num_kvcache_blocks": 40_000}
+OPTIONS: dict[str, Any] = {"max_model_len": 4096, "max_num_batched_tokens": 16_384}
 Result = dict[str, Any]
 DEVICE = "cuda"
 
@@ -92,13 +93,18 @@ def save_model(config: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
+def cache_options() -> dict[str, int]:
+    """40,000 blocks (73 GB) where the card is large enough, so that runs on such cards compare; else what fits."""
+    return {"num_kvcache_blocks": 40_000} if torch.cuda.mem_get_info()[1] > 100e9 else {}
+
+
 @contextmanager
 def version(folder: Path | str, switches: dict[str, bool], **options: Any) -> Iterator[LLM]:
     """An engine with some of the changes switched off, gone again after the block."""
-    most, plain, early = fused.MOST_GEMV_ROWS, SamplingRow.is_plain, launch.early_launch
+    most, samples_fast, early = fused.MOST_GEMV_ROWS, FastRunner.samples_fast, launch.early_launch
     fused.MOST_GEMV_ROWS = most if switches.get("gemv") else 0
     if not switches.get("sampler"):
-        SamplingRow.is_plain = property(lambda row: False)
+        FastRunner.samples_fast = property(lambda runner: False)
     if not switches.get("early"):
         fused.early_launch = paged_decode.early_launch = lambda: {"EARLY": False}
     llm = None
@@ -108,11 +114,11 @@ def version(folder: Path | str, switches: dict[str, bool], **options: Any) -> It
             enforce_eager=not switches.get("graphs"),
             fused_kernels=bool(switches.get("fused")),
             async_scheduling=bool(switches.get("ahead")),
-            **(OPTIONS | options),
+            **(OPTIONS | cache_options() | options),
         )
         yield llm
     finally:
-        fused.MOST_GEMV_ROWS, SamplingRow.is_plain = most, plain
+        fused.MOST_GEMV_ROWS, FastRunner.samples_fast = most, samples_fast
         fused.early_launch = paged_decode.early_launch = early
         del llm
         gc.collect()
@@ -173,7 +179,8 @@ def decoding(llm: LLM, batch: int, prompt: int, tokens: int, **wanted: Any) -> I
     while any(len(request.samples[0].seq.completion_token_ids) < 8 for request in requests):
         engine.step()
     torch.cuda.synchronize()
-    yield engine
+    with collector_paused():  # as in `generate`
+        yield engine
     for request in requests:
         engine.abort(request)
     engine._settle()
@@ -200,20 +207,19 @@ def launch_overhead(llm: LLM, batch: int, prompt: int, steps: int = 200) -> Resu
     """How much of a step the device waits: for the host, and between its kernels.
 
     device_ms: the same step's device work (inputs in, recording, sampler, tokens out) enqueued again and again with the
-    host far ahead, so that the device never waits for it. busy_share: of the time from the first kernel to the last one
-    of some steps of the engine, the part in which at least one kernel or copy is on the device.
+    host far ahead, so that the device never waits for it. busy_ms, span_ms: of this work under PyTorch's profiler, the
+    time of a step in which at least one kernel or copy is on the device, and the step.
     """
-    with decoding(llm, batch, prompt, 2 * steps + 100) as engine:
+    with decoding(llm, batch, prompt, steps + 100) as engine:
         step = seconds_of(engine.step, steps)
         again = same_device_work(engine.runner, batch)
         device = seconds_of(again, steps)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            seconds_of(engine.step, 50)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as alone:
             seconds_of(again, 50)
+    busy, span = busy_and_span(profile)
     return {
         "step_ms": 1e3 * step, "device_ms": 1e3 * device, "host_share": 1 - device / step,
-        "busy_share": busy_share(profile), "busy_share_alone": busy_share(alone),
+        "busy_ms": busy / 50e3, "span_ms": span / 50e3, "gap_share": 1 - busy / span,
     }  # fmt: skip
 
 
@@ -226,20 +232,20 @@ def same_device_work(runner: FastRunner, batch: int) -> Callable[[], object]:
     def work() -> object:
         runner.buffers.device[:end].copy_(host[:end], non_blocking=True)
         recording.replay()
-        return runner.choose(recording.output[:batch], sampling, inputs)
+        return runner.choose(recording.output[:batch], sampling, inputs, drawn=True)
 
     return work
 
 
-def busy_share(profile: torch.profiler.profile) -> float:
-    """Of the time between the first event on the device and the end of the last, the part with an event under way."""
+def busy_and_span(profile: torch.profiler.profile) -> tuple[float, float]:
+    """Microseconds in which at least one event was under way on the device, and from the first to the last of them."""
     on_device = [e.time_range for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     spans = sorted((span.start, span.end) for span in on_device)
     busy, reached = 0.0, spans[0][0]
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return busy / (reached - spans[0][0])
+    return busy, reached - spans[0][0]
 
 
 def host_share(llm: LLM, batch: int, prompt: int, steps: int) -> Result:
@@ -294,11 +300,12 @@ def timed_generate(llm: LLM, prompts: list[list[int]], params: list[SamplingPara
 
 
 def profile_steps(llm: LLM, batch: int, prompt: int, steps: int = 8) -> Result:
-    """Microseconds of GPU time per step by kernel name, from PyTorch's profiler."""
+    """Microseconds of GPU time per step by kernel name, from PyTorch's profiler; `ms`: of steps just before it."""
     with decoding(llm, batch, prompt, 200) as engine:
+        ms = 1e3 * seconds_of(engine.step, 3 * steps)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             seconds_of(engine.step, steps)
-    return per_step(profile, steps)
+    return {"ms": ms, **per_step(profile, steps)}
 
 
 def profile_prefill(llm: LLM) -> Result:
@@ -381,12 +388,20 @@ class Bench:
             return timed_generate(llm, *yardstick_load(), 3)
 
     def profile(self) -> Result:
-        found: Result = {}
+        """Where a step's time goes. Batch 1 without early starts: with them the profiler's times overlap."""
+        return {"batch 1, kernels in turn": self._profile_single(), **self._profile_large()}
+
+    def _profile_single(self) -> Result:
+        with version(self.model, BEST | {"early": False}) as llm:
+            return profile_steps(llm, 1, 128)
+
+    def _profile_large(self) -> Result:
         with version(self.model, BEST) as llm:
-            for batch, prompt in ((1, 128), (256, 128), (256, 1100)):
-                found[f"batch {batch}, context {prompt + 12}"] = profile_steps(llm, batch, prompt)
-            found["prefill 16 x 1024"] = profile_prefill(llm)
-        return found
+            return {
+                "batch 256, context 150": profile_steps(llm, 256, 128),
+                "batch 256, context 1122": profile_steps(llm, 256, 1100),
+                "prefill 16 x 1024": profile_prefill(llm),
+            }
 
     def overhead(self) -> Result:
         """Launch overhead, as it is and without early starts."""
@@ -484,7 +499,7 @@ def main() -> None:
     about = {
         "card": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "python": platform.python_version(), "date": datetime.date.today().isoformat(),
-        "command": "python " + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), "options": OPTIONS,
+        "command": "python " + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), "options": OPTIONS | cache_options(),
     }  # fmt: skip
     results: Result = {"about": about, "failed": {}}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,15 @@
 """Measured figures of the whole engine, as `tools/bench_throughput.py` wrote them, and quoted ones of others."""
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from minivllm.course.stages import find_checkout
 
@@ -49,8 +55,9 @@ class Throughput:
         self.best, self.more, self.equality = data["best"], data["more"], data["equality"]
         self.tiles: dict[str, dict[str, float]] = data["tiles"]
         self.startup: float = data["startup"]["total_s"]
-        self.first_run: dict[str, Any] = data.get("first_run", data)  # a file of your own has one run only
-        self.first_startup: float = self.first_run["startup"]["total_s"]
+        self.overhead: dict[str, dict[str, float]] = data["overhead"]
+        self.other_machine: dict[str, Any] = data.get("other_machine", data)  # a file of your own has one run only
+        self.sampling: dict[str, float] = data["sampling"]
         self.versions = list(data["waterfall"])
         self.loads = ["yardstick", *list(LOADS)[:3]]
 
@@ -66,7 +73,7 @@ class Throughput:
 
     def rate(self, load: str) -> float:
         """Output tokens per second."""
-        return self.data["yardstick"]["tok_s"] if load == "yardstick" else self.best[LOADS[load]]["tok_s"]
+        return rate_of(self.data, load)
 
     def seconds(self, load: str) -> float:
         """Of one decode step, or of the whole prefill."""
@@ -77,41 +84,59 @@ class Throughput:
 
     @cached_property
     def profile(self) -> dict[str, dict[str, float]]:
-        """Milliseconds of a step by kind of kernel; what is missing to the measured step is "nothing runs".
-
-        Batch 1 is from the first run, in which no kernel started before its predecessor had ended: with early starts
-        the profiler's times overlap.
-        """
-        first, now = self.first_run, self.data["profile"]
-        single = first["best"][LOADS["decode, batch 1"]]
-        prefill_steps = 16
-        return {
-            "batch 1, context 140 (first run)": by_kind(
-                first["profile"]["batch 1, context 140"], 1e3 * single["seconds"] / single["output_tokens"]
-            ),
-            "batch 256, context 140": by_kind(now["batch 256, context 140"], self.best["batch 256, context 144"]["ms"]),
-            "batch 256, context 1,112": by_kind(
-                now["batch 256, context 1112"], self.best["batch 256, context 1152"]["ms"]
-            ),
-            "prefill, 16 × 1,024": by_kind(
-                now["prefill 16 x 1024"], 1e3 * self.seconds("prefill, 256 × 1,024") / prefill_steps
-            ),
-        }
-
-    def single_step_gaps(self) -> tuple[float, float]:
-        """Milliseconds of a step at batch 1 in the first run, and of its kernels together."""
-        parts = self.profile["batch 1, context 140 (first run)"]
-        return sum(parts.values()), sum(parts.values()) - parts["nothing runs"]
+        """Milliseconds of a step by kind of kernel; what is missing to the measured step is "nothing runs"."""
+        rows = {name: (row, row.get("ms")) for name, row in self.data["profile"].items()}
+        prefill, _ = rows.pop("prefill 16 x 1024")
+        steps = {name.replace("1122", "1,122"): row for name, row in rows.items()}
+        steps["prefill, 16 × 1,024"] = prefill, 1e3 * self.seconds("prefill, 256 × 1,024") / 16
+        return {name: by_kind(row, ms) for name, (row, ms) in steps.items()}
 
     @property
     def sampler_ms(self) -> float:
         """Milliseconds that the sampler takes in a step of 256 rows."""
-        return self.data["profile"]["batch 256, context 140"]["us_and_launches"]["best_kernel"][0] / 1e3
+        return self.data["profile"]["batch 256, context 150"]["us_and_launches"]["best_kernel"][0] / 1e3
 
     def ledger(self) -> list[tuple[str, ...]]:
         """(change, load, expected, before, after, verdict) of everything that was tried."""
         path = find_checkout() / "figures" / "data" / "throughput_ledger.json"
-        return [tuple(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        return [tuple(map(self._figure, entry)) for entry in json.loads(path.read_text(encoding="utf-8"))]
+
+    def _figure(self, text: str) -> str:
+        """A cell of the ledger; one that begins with a slash is the way to milliseconds in the record."""
+        if not text.startswith("/"):
+            return text
+        value = self.data
+        for name in text[1:].split("/"):
+            value = value[name]
+        return f"{value:.2f} ms"
+
+
+def rate_of(data: dict[str, Any], load: str) -> float:
+    """Output tokens per second of a load, from the sections `yardstick` and `best` of a file."""
+    return data["yardstick"]["tok_s"] if load == "yardstick" else data["best"][LOADS[load]]["tok_s"]
+
+
+def measure_here(recorded: Throughput) -> str | None:
+    """Rates of this machine's GPU beside the recorded ones, a line for each load; None without a GPU. Two minutes.
+
+    Raises RuntimeError with the end of its output when the measurement fails.
+    """
+    if not torch.cuda.is_available():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "here.json"
+        command = [sys.executable, find_checkout() / "tools" / "bench_throughput.py", "--out", out]
+        environment = {**os.environ, "TRITON_INTERPRET": "0"}  # compiled, whatever the notebook does
+        done = subprocess.run(
+            [*command, "--only", "best", "yardstick"], env=environment, capture_output=True, text=True
+        )
+        data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"failed": "no file"}
+    if data["failed"]:
+        raise RuntimeError(f"the measurement failed: {data['failed']} {done.stderr[-500:]}")
+    lines = [f"{'output tokens per second':34}{data['about']['card']:>24}{recorded.data['about']['card']:>24}"]
+    return "\n".join(
+        lines + [f"{load:34}{rate_of(data, load):24,.0f}{recorded.rate(load):24,.0f}" for load in recorded.loads]
+    )
 
 
 def by_kind(rows: dict[str, Any], step_ms: float) -> dict[str, float]:

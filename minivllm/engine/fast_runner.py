@@ -95,6 +95,17 @@ class FastRunner(ModelRunner):
         """Scores of some rows, [num_rows, vocab_size]."""
         return (self.fused or self.model).compute_logits(hidden)
 
+    @property
+    def samples_fast(self) -> bool:
+        """Whether there is a kernel that chooses tokens."""
+        return self.ops is not reference
+
+    def sample_fast(self, logits: Tensor, inputs: dict[str, Tensor], num_rows: int, *, filtered: bool = False) -> None:
+        """A token for each of the first rows of a step, into `sampled`. logits [num_rows, vocab_size]."""
+        columns = (inputs[name][:num_rows] for name in ("rules", "seeds", "drawn_at"))
+        if num_rows:
+            self.ops.sample_plain(logits, *columns, self.sampled[:num_rows], filtered=filtered)
+
     def record_steps(self, record: Recorder = record_cuda_graph) -> None:
         """Record the decode step of every bucket, the largest first: the others find room in its memory."""
         pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
@@ -106,12 +117,18 @@ class FastRunner(ModelRunner):
             self.recordings[size] = record(self.decode_step(inputs), pool), inputs
 
     def decode_step(self, inputs: dict[str, Tensor]) -> Callable[[], Tensor]:
-        """The work of a step in which every row has one token and gets a next one; returns the logits."""
+        """The work of a step in which every row has one token and gets a next one; returns the logits.
+
+        Tokens are drawn too, without filters: most steps want it so, and another launch would cost more.
+        """
 
         def work() -> Tensor:
             # A new Context each time, so that the plan of the decode kernel is made (and recorded) each time.
             context = self.context_of(inputs, 1, self.limits.max_model_len)
-            return self.logits_of(self.forward(inputs, context))
+            logits = self.logits_of(self.forward(inputs, context))
+            if self.samples_fast:
+                self.sample_fast(logits, inputs, len(logits))
+            return logits
 
         return work
 
@@ -128,8 +145,9 @@ class FastRunner(ModelRunner):
         if not batch.rows:
             raise ValueError("the batch has no rows: there is nothing to run in this step")
         self.kv_cache.copy_blocks(batch.block_copies)
-        inputs, logits = (self._replay if self.is_recorded(batch) else self._run_eagerly)(batch, sampling)
-        return self.choose(logits, sampling, inputs)
+        recorded = self.is_recorded(batch)
+        inputs, logits = (self._replay if recorded else self._run_eagerly)(batch, sampling)
+        return self.choose(logits, sampling, inputs, drawn=recorded)
 
     def _replay(self, batch: Batch, sampling: list[SamplingRow]) -> tuple[dict[str, Tensor], Tensor]:
         size = bucket_for(len(batch.rows), self.sizes)
@@ -147,17 +165,18 @@ class FastRunner(ModelRunner):
         hidden = self.forward(inputs, context)
         return inputs, self.logits_of(hidden[inputs["last_rows"]])
 
-    def choose(self, logits: Tensor, sampling: list[SamplingRow], inputs: dict[str, Tensor]) -> PendingTokens:
-        """One token per row of the logits, into `sampled` and on its way to the host."""
+    def choose(
+        self, logits: Tensor, sampling: list[SamplingRow], inputs: dict[str, Tensor], *, drawn: bool
+    ) -> PendingTokens:
+        """One token per row of the logits, into `sampled` and on its way to the host. drawn: without filters it has
+        been done."""
         num_rows = len(sampling)
         tokens, asked = self.sampled[:num_rows], None
-        if self.ops is not reference and all(row.is_plain for row in sampling):
-            columns = (inputs[name][:num_rows] for name in ("rules", "seeds", "drawn_at"))
-            if num_rows:
-                self.ops.sample_plain(logits, *columns, tokens, filtered=any(row.is_filtered for row in sampling))
-        else:
+        if not (self.samples_fast and all(row.is_plain for row in sampling)):
             asked = logits.float()
             tokens.copy_(torch.tensor(sample(asked.clone(), sampling), dtype=torch.int64))
+        elif (filtered := any(row.is_filtered for row in sampling)) or not drawn:
+            self.sample_fast(logits, inputs, num_rows, filtered=filtered)
         pending = PendingTokens.fetch(tokens)
         pending.logits = asked if any(row.params.logprobs is not None for row in sampling) else None
         return pending

@@ -199,7 +199,7 @@ class LLMEngine:
     def step(self) -> list[Request]:
         """Launch a step, and take in the tokens of the one before it; returns who finished.
 
-        If a launch raises, the step is undone: all sequences keep the tokens that they had.
+        If a launch raises, the step is undone, and the error raised again: all sequences keep the tokens that they had.
         """
         if not self._requests:
             return []

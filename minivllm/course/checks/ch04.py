@@ -12,7 +12,7 @@ BLOCK_SIZE = 4
 @exercise("4.1")
 def four_samples(copies_made: int, blocks_together: int, blocks_apart: int) -> Iterator[Case]:
     yield copies_made != 4, "(a) when three have taken their copies, how many tables is the original in?"
-    yield copies_made == 3, "(a) only the half-full block is written to while it is shared, and each of the four writes to it"
+    yield copies_made == 3, "(a) only the half-full block is written to while shared, and each of the four writes to it"
     yield blocks_apart == 16, "(c) 10 + 6 tokens, four to a block, four times"
     yield blocks_together != 16, "(b) the full blocks of the prompt are never copied"
     yield blocks_together == 10, "(b) the prompt's two full blocks count once; add what each of the four has for itself"
