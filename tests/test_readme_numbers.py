@@ -5,13 +5,24 @@ import re
 
 from chapters import ROOT
 
+from minivllm.course.performance_results import OTHERS, rate_of
+
 RECORD = json.loads((ROOT / "figures" / "data" / "throughput_h200.json").read_text(encoding="utf-8"))
+ROWS = {  # of the README's table: the load in the record, and as the others' figures name it
+    "256 requests, mixed lengths, temperature 0.6": "yardstick",
+    "one request, greedy": "decode, batch 1",
+    "decode steps, 256 requests, context 144": "decode, batch 256, context 144",
+    "decode steps, 256 requests, context 1,152": "decode, batch 256, context 1,152",
+}
 
 
 def test_the_measured_table_is_the_record() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    ours = re.findall(r"^\| (?:256|one|decode).*? \| ([\d,]+) \| [\d,]+ \|$", text, re.MULTILINE)
-    best = RECORD["best"]
-    runs = ["batch 1, prompt 128, output 512, greedy", "batch 256, context 144", "batch 256, context 1152"]
-    measured = [RECORD["yardstick"]["tok_s"], *(best[name]["tok_s"] for name in runs)]
-    assert ours == [f"{rate:,.0f}" for rate in measured]
+    rows = {
+        cells[0]: cells[1:] for cells in re.findall(r"^\| (.+?) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", text, re.M)
+    }
+    others = [figures for engine, figures in OTHERS.items() if "eager" not in engine]
+    for name, load in ROWS.items():
+        figures = [rate_of(RECORD, load), *(other.get(load) for other in others)]
+        assert rows[name] == tuple("–" if rate is None else f"{rate:,.0f}" for rate in figures)
+    assert set(ROWS) <= set(rows) and RECORD["about"]["date"] in text

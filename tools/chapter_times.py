@@ -103,7 +103,7 @@ def record(seconds: dict[str, float], path: Path = RECORD) -> None:
 
 
 def main() -> None:
-    runs = recorded()
+    runs, to_read, to_solve = recorded(), 0.0, 0.0
     print("chapter  read: said  counted  exercises   run: said  recorded")
     for path in chapters():
         notebook, chapter = nbformat.read(path, as_version=4), path.name[:2]
@@ -111,6 +111,8 @@ def main() -> None:
         run = f"{runs[chapter]['seconds']:.1f} s" if chapter in runs else "–"
         read_columns = f"{minutes:8} min {counts.minutes:4.0f} min {counts.exercise_minutes:6} min"
         print(f"{chapter:7} {read_columns} {seconds:9} s {run:>9}")
+        to_read, to_solve = to_read + counts.minutes, to_solve + counts.exercise_minutes
+    print(f"all: {to_read / 60:.1f} hours to read, {to_solve / 60:.1f} for the exercises")
 
 
 if __name__ == "__main__":
