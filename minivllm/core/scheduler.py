@@ -36,8 +36,8 @@ class Scheduler:
     of `waiting`, preemption puts the last of `running` back there.
 
     One step is `batch = schedule()`, then the model, then `update(batch, sampled)`. `num_computed_tokens` advances in
-    `update`, so it never counts a token whose K and V are not in the cache. An engine that schedules a step before
-    it knows the tokens of the last one would move the sequences on at launch, with a placeholder for the token.
+    `update`, so it never counts a token whose K and V are not in the cache. An engine that launches a step before
+    it knows the tokens of the last one has its two halves instead, `advance` and `settle` (chapter 10).
 
     Sources: iteration-level scheduling is Orca's (OSDI 2022), the budget that bounds a step is Sarathi-Serve's (OSDI
     2024), tokens to catch up with instead of phases are vLLM's (vllm/v1/core/sched/scheduler.py).
