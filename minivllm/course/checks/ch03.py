@@ -27,9 +27,7 @@ def blocks_to_take(new_blocks: Callable[[int, int, int], int]) -> Iterator[Case]
         before = {position // block_size for position in range(num_tokens)}
         after = {position // block_size for position in range(num_tokens + num_new)}
         expected, got = len(after - before), new_blocks(num_tokens, num_new, block_size)
-        reason = (
-            f"blocks of {block_size}, {num_tokens} tokens and {num_new} more: you take {got}, {expected} are needed"
-        )
+        reason = f"blocks of {block_size}, {num_tokens} held and {num_new} more: you take {got}, {expected} are needed"
         yield got == expected, reason
 
 
@@ -72,7 +70,8 @@ def a_shared_block(break_it: Callable[[CarelessPool], object]) -> Iterator[Case]
     break_it(pool)
     by_calls_alone = (pool.free_blocks, pool.tables) == (pool.twin.free_blocks, pool.twin.tables)
     yield by_calls_alone, "use the methods, do not change the attributes"
-    yield len(pool.alive) > 1, f"two requests must be running at the end; running: {', '.join(pool.alive) or 'none'}"
+    running = ", ".join(map(str, pool.alive)) or "none"
+    yield len(pool.alive) > 1, f"two requests must be running at the end; running: {running}"
     shared = any(set(one) & set(other) for one, other in combinations(pool.alive.values(), 2))
     yield shared, "no two tables share a block: " + ", ".join(f"{name} has {t}" for name, t in pool.alive.items())
 
@@ -81,7 +80,7 @@ def a_shared_block(break_it: Callable[[CarelessPool], object]) -> Iterator[Case]
 def room_for_requests(pool_blocks: int, paged_requests: int, reserved_requests: int) -> Iterator[Case]:
     yield pool_blocks != 37_449, "(a) that is the number of slots; a block has 16"
     yield pool_blocks != 2_341, "(a) the last block would stand half outside of the 4 GiB: round down"
-    yield pool_blocks == 2_340, "(a) a block takes 16 × 112 KiB; how often does that go into 4 GiB?"
+    yield pool_blocks == 2_340, "(a) a block takes 16 × 112 KiB; how many whole ones go into 4 GiB?"
     yield paged_requests != 4, "(b) a request needs blocks for its 500 tokens, not a block for each token"
     yield paged_requests != 74, "(b) a request takes whole blocks: count blocks, not slots"
     yield paged_requests == 73, "(b) 500 tokens need more than 31 blocks, and a request cannot have a part of a block"
