@@ -9,7 +9,10 @@ from minivllm.layers.numpy.rotary_embedding import scale_frequencies
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [num_tokens, num_heads, head_dim] turned by the angle whose cos and sin are [num_tokens, 1, head_dim / 2]."""
+    """x [num_tokens, num_heads, head_dim] turned by the angles whose cos and sin are [num_tokens, 1, head_dim / 2].
+
+    Returns x's shape and dtype; the arithmetic is float32.
+    """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -52,9 +53,9 @@ def rotation_of_neighbours(rotate: Callable[[np.ndarray, np.ndarray], np.ndarray
 
 @exercise("1.3")
 def work_of_a_chat(passed: int, repeated: int) -> Iterator[Case]:
-    yield passed != 200 * 1_024, "passes: the text grows by one token with every step; you kept it at 1,024"
-    yield passed != 224_900, "passes: the first step runs the prompt alone; you began one token later"
-    yield passed == 224_700, "passes: each of the 200 steps runs the prompt and all that is written so far; add them up"
+    yield passed != 200 * 1_024, "passed: the text grows by one token with every step; you kept it at 1,024"
+    yield passed != 224_900, "passed: the first step runs the prompt alone; you began one token later"
+    yield passed == 224_700, "passed: each of the 200 steps runs the prompt and all that is written so far; add them up"
     yield (
         repeated == 224_700 - 1_223,
         "repeated: take away the passes that run a token for the first time (the last token written is never run)",
@@ -77,7 +78,7 @@ def number_of_parameters(count: Callable[[object], int]) -> Iterator[Case]:
     for name, config in variants.items():
         expected = sum(parameter.numel() for parameter in Qwen3(config).parameters())
         got = count(config)
-        yield isinstance(got, int), f"{name}: return a whole number, not {got!r}"
+        yield isinstance(got, Integral), f"{name}: return a whole number, not {got!r}"
         yield got == expected, f"{name}: you counted {got:,}, off by {got - expected:+,}"
     try:  # no machine has the memory for this one
         got = count(replace(base, vocab_size=10**15))

@@ -5,7 +5,10 @@ import numpy as np
 
 
 def embed(token_ids: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Row token_ids[i] of table [vocab_size, hidden_size] for each token: [num_tokens, hidden_size]."""
+    """Row token_ids[i] of table [vocab_size, hidden_size] for each token: [num_tokens, hidden_size].
+
+    Raises IndexError for an id past the table.
+    """
     return table[token_ids]
 
 

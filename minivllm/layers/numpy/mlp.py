@@ -12,6 +12,6 @@ def silu(x: np.ndarray) -> np.ndarray:
 def gated_mlp(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
     """x [num_tokens, hidden_size]; gate, up [intermediate_size, hidden_size]; down [hidden_size, intermediate_size].
 
-    Weights are (outputs, inputs), as PyTorch stores them.
+    Weights are (outputs, inputs), as PyTorch stores them. Returns [num_tokens, hidden_size].
     """
     return (silu(x @ gate.T) * (x @ up.T)) @ down.T
