@@ -9,7 +9,7 @@ import torch
 
 from minivllm.course.exercises import Case, exercise
 
-HIDDEN_LOOPS = ("map", "filter", "vectorize", "frompyfunc", "apply_along_axis")
+HIDDEN_LOOPS = ("map", "starmap", "filter", "vectorize", "frompyfunc", "apply_along_axis")
 
 
 @exercise("5.1")
@@ -59,7 +59,7 @@ def store_of_positions(store: Callable[..., None]) -> Iterator[Case]:
 
     table = torch.tensor([7, 2, 5, 0], dtype=torch.int32)
     yield not _loops(store), "a Python loop is in your code: index with two tensors"
-    for block_size, first, count in [(4, 0, 4), (4, 2, 5), (4, 12, 1), (8, 3, 20)]:
+    for block_size, first, count in [(4, 0, 4), (4, 2, 5), (4, 12, 1), (8, 3, 12), (8, 3, 20)]:
         cache, keys = torch.full((8, block_size, 2, 3), -1.0), torch.arange(count * 6).float().view(count, 2, 3)
         store(keys, cache, table, first)
         expected = torch.full((8 * block_size, 2, 3), -1.0)
