@@ -57,15 +57,16 @@ def draw_groups() -> Figure:
 
 
 def draw_multiprocessors(cases: list[tuple[str, int]], count: int) -> Figure:
-    """For each (title, number of programs): which of `count` multiprocessors have work."""
+    """For each (title, number of programs): how many of them each of `count` multiprocessors gets."""
     fig, ax = blank_axes(8.8, 3.2)
     for index, (title, programs) in enumerate(cases):
         left = 0.3 + 4.4 * index
         ax.text(left, 0.25, title, size=11, weight="bold")
         for number in range(count):
-            busy = number < programs
+            share = programs // count + (number < programs % count)
             x, y = left + 0.32 * (number % 12), 0.45 + 0.23 * (number // 12)
-            box(ax, x, y, 0.27, 0.18, face=ORANGE if busy else "white", edge=GREY, line=0.8)
+            text, face = (str(share), ORANGE) if share else ("", "white")
+            box(ax, x, y, 0.27, 0.18, text, face=face, edge=GREY, size=7.5, line=0.8)
     return fig
 
 

@@ -54,7 +54,7 @@ def attend_tile(
     """Fold the keys [start, start + KEYS) into the running softmax; if MASKED, row r only sees keys before limits[r].
 
     q_rows [rows, PADDED_DIM]; limits [rows], none above `end`; k_head, v_head: one KV head of the caches; block_table:
-    the sequence's page ids.
+    the sequence's page ids; top, total, acc: as in softmax_step, and returned as they are after the tile.
     """
     key = start + tl.arange(0, KEYS)
     # Past the end we read the last key again and hide its score: a stale NaN in V would survive a weight of 0.
@@ -93,7 +93,7 @@ def attend_keys(
 
 @triton.jit
 def write_items(items, seq, length, piece, first_item, num_pieces):
-    """The rows of `items` that belong to one sequence."""
+    """The rows of items [grid, 4] that belong to one sequence: its number, first key, end, number of its pieces."""
     for p in range(num_pieces):
         item = items + (first_item + p) * 4
         tl.store(item, seq)
