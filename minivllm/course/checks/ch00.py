@@ -116,6 +116,8 @@ FALLS_AFTER = {"block_manager": 3, "scheduler": 8, "set_context": 5, "block_tabl
 
 @exercise("0.4")
 def chapters_of_blockers(block_manager: int, scheduler: int, set_context: int, block_tables: int) -> Iterator[Case]:
+    for answer in (block_manager, scheduler, set_context, block_tables):
+        yield isinstance(answer, int | float), f"{answer!r} is not a number"
     on_map = "the number in its box on the map is the chapter that builds it"
     yield block_manager == FALLS_AFTER["block_manager"], f"the block manager: {on_map}"
     yield scheduler == FALLS_AFTER["scheduler"], f"the scheduler: {on_map}"
