@@ -60,14 +60,17 @@ class Results:
         return f"{len(times)} runs: {min(times):.1f} to {max(times):.1f} µs"
 
     def beside(self, kind: str, peers: "Results") -> str:
-        """A table of what the package exports beside other kernels, in the unit that is named."""
+        """A table of what the package exports beside other kernels, without those that have no figure in it."""
         units = {"gb_s": ("GB/s", ",.0f"), "us": ("µs", ".1f"), "tflop_s": ("TFLOP/s", ".0f")}
-        lines = [f"{'':16}{'':9}{'ours':>10}" + "".join(f"{name:>22}" for name in peers.data["names"])]
-        for row in peers.data["rows"]:
+        cases = {ours["case"] for ours in self.data[kind]}
+        rows = [row for row in peers.data["rows"] if row["case"] in cases]
+        columns = [i for i in range(len(peers.data["names"])) if any(row["figures"][i] != "–" for row in rows)]
+        lines = [f"{'':16}{'':9}{'ours':>10}" + "".join(f"{peers.data['names'][i]:>22}" for i in columns)]
+        for row in rows:
             unit, form = units[row["unit"]]
-            if row["case"] in {ours["case"] for ours in self.data[kind]}:
-                ours = self._row(kind, row["case"], "stage 4" if kind == "decode" else "exported")[row["unit"]]
-                lines.append(f"{row['case']:16}{unit:9}{ours:>10{form}}" + "".join(f"{x:>22}" for x in row["figures"]))
+            ours = self._row(kind, row["case"], "stage 4" if kind == "decode" else "exported")[row["unit"]]
+            figures = "".join(f"{row['figures'][i]:>22}" for i in columns)
+            lines.append(f"{row['case']:16}{unit:9}{ours:>10{form}}{figures}")
         return "\n".join(lines)
 
     def ledger(self, kind: str) -> str:

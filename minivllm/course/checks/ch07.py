@@ -20,7 +20,7 @@ def tiles_of_a_batch(list_tiles: Callable[[list[int], int], list[tuple[int, int]
     got = [tuple(tile) for tile in list_tiles([12, 5, 3], 4)]
     told, want = "prompts of 12, 5 and 3, tiles of 4", [(2, 0), (1, 4), (1, 0), (0, 8), (0, 4), (0, 0)]
     yield len(got) == 6, f"{told}: 3 + 2 + 1 tiles hold tokens, you list {len(got)}"
-    yield got != sorted(want), "the right tiles, but the last request comes first"
+    yield got != sorted(want), f"{told}: the right tiles, but the last request comes first"
     yield got == want or sorted(got) != sorted(want), f"{told}: the right tiles in another order, you list {got}"
     yield got == want, f"{told}: pairs of a request and its tile's first token are asked for, you list {got}"
     empty = [tuple(tile) for tile in list_tiles([0, 4, 0, 1], 4)]
@@ -53,8 +53,9 @@ def window_borders(borders: Callable[[int, int, int, int], tuple[int, int, int]]
     cases = [(4, 7, 100, 4), (8, 11, 4, 4), (10, 13, 6, 4), (0, 3, 1, 4)]
     cases += [(p, p + rng.randint(0, 15), rng.randint(1, 40), rng.choice([1, 4, 8])) for p in range(40)]
     for first, last, window, keys in cases:
-        start, whole, diagonal = borders(first, last, window, keys)
+        start, whole, diagonal = answer = borders(first, last, window, keys)
         told = f"queries {first} to {last}, a window of {window}, tiles of {keys} keys"
+        yield all(x % keys == 0 for x in answer), f"{told}: each border is a multiple of {keys}, you say {answer}"
         seen = {p: range(max(0, p - window + 1), p + 1) for p in range(first, last + 1)}
         want = min(keys_of.start for keys_of in seen.values()) // keys * keys
         yield start == want, f"{told}: the first tile that any query sees starts at {want}, you say {start}"
