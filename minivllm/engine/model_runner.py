@@ -45,7 +45,7 @@ class ModelRunner:
         number_layers(model)
 
     def to_device(self, values: np.ndarray) -> Tensor:
-        """A NumPy array as a tensor on the cache's device."""
+        """A NumPy array of any shape as a tensor on the cache's device."""
         return torch.from_numpy(values).to(self.device)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor, Context]:

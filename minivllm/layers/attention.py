@@ -40,8 +40,9 @@ class Attn(nn.Module):
         return causal_attention(q, k, v, positions, positions, self.scale)
 
     def forward_contiguous(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        """The same, also over the tokens that earlier calls put into the cache at lower positions.
+        """As `forward`, also over the tokens that earlier calls put into the cache at lower positions.
 
+        q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; positions [num_tokens].
         Raises IndexError for a position outside the cache; nothing is written then.
         """
         self.kv_cache.write(self.layer_idx, positions, k, v)
@@ -64,6 +65,14 @@ class Attn(nn.Module):
         return backend.paged_decode(q, *pages, self.scale, **context.plan_decode(q.shape[1]))
 
 
+def number_layers(model: nn.Module) -> list[Attn]:
+    """Tell each attention of a model which layer it is, in the order in which they run; returns them."""
+    layers = [module for module in model.modules() if isinstance(module, Attn)]
+    for layer_idx, attn in enumerate(layers):
+        attn.layer_idx = layer_idx
+    return layers
+
+
 @contextmanager
 def use_kv_cache(model: nn.Module, kv_cache: nn.Module) -> Iterator[None]:
     """Let the attention layers of a model keep keys and values in `kv_cache`, for as long as the `with` lasts.
@@ -71,22 +80,15 @@ def use_kv_cache(model: nn.Module, kv_cache: nn.Module) -> Iterator[None]:
     Not to be nested: when the inner `with` ends, the model has no cache. Raises ValueError when the cache has another
     number of layers, or heads of another number or size, than the model.
     """
-    layers = [module for module in model.modules() if isinstance(module, Attn)]
+    layers = number_layers(model)
     needed = {(len(layers), attn.num_kv_heads, attn.head_dim) for attn in layers}
     if needed != {found := (kv_cache.num_layers, kv_cache.num_kv_heads, kv_cache.head_dim)}:
         raise ValueError(f"the cache has (layers, heads, head_dim) = {found}, the model needs {sorted(needed)}")
-    for layer_idx, attn in enumerate(layers):
+    for attn in layers:
         # Past nn.Module's own bookkeeping: the cache is the caller's, no part of the model that .to() would convert.
-        vars(attn).update(kv_cache=kv_cache, layer_idx=layer_idx)
+        vars(attn).update(kv_cache=kv_cache)
     try:
         yield
     finally:
         for attn in layers:
             vars(attn).update(kv_cache=None)
-
-
-def number_layers(model: nn.Module) -> None:
-    """Tell each attention of a model which layer it is, in the order in which they run."""
-    attentions = (module for module in model.modules() if isinstance(module, Attn))
-    for layer_idx, attention in enumerate(attentions):
-        attention.layer_idx = layer_idx
