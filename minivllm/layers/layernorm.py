@@ -17,7 +17,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(size))
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., size] in and out
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] → [..., size]."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)

@@ -14,5 +14,6 @@ class GatedMLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:  # [num_tokens, hidden_size] in and out
+    def forward(self, x: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] → [num_tokens, hidden_size]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

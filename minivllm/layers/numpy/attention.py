@@ -5,7 +5,10 @@ import numpy as np
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Weights that sum to 1 along the last axis. The maximum is taken out first, so that exp cannot overflow."""
+    """Weights that sum to 1 along the last axis of scores [..., num_keys].
+
+    The maximum is taken out first, so that exp cannot overflow.
+    """
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 

@@ -5,7 +5,7 @@ import numpy as np
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x · sigmoid(x): near 0 for negative numbers, near x for positive ones."""
+    """x · sigmoid(x), for x of any shape: near 0 for negative numbers, near x for positive ones."""
     return x / (1 + np.exp(-x))
 
 
