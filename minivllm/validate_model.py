@@ -24,10 +24,9 @@ from minivllm.sampling_params import SamplingParams
 TIE = 1e-4  # logits closer than this are equal up to the order of float32 sums
 
 
-def is_tie(logits: Tensor, tolerance: float = TIE) -> bool:
-    """Whether the two largest of logits [vocab_size] are so close that either is a right choice."""
-    first, second = logits.topk(2).values.tolist()
-    return first - second <= tolerance
+def is_tie(logits: Tensor, token: int, tolerance: float = TIE) -> bool:
+    """Whether a token's logit is so close to the largest of logits [vocab_size] that it is a right choice too."""
+    return (logits.max() - logits[token]).item() <= tolerance
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -64,7 +63,9 @@ class Oracle:
     def agrees(self, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
         """Whether two answers are the same, or part at a tie."""
         index = first_difference(ours, theirs)
-        return index is None or is_tie(self.logits([*prompt, *theirs[:index]])[-1])
+        if index is None or index == min(len(ours), len(theirs)):
+            return index is None  # an answer that only ends sooner is no tie
+        return is_tie(self.logits([*prompt, *theirs[:index]])[-1], ours[index])
 
 
 BLOCK_SIZE = 4  # small, so that short texts cross many borders

@@ -47,9 +47,21 @@ def test_other_weights_are_exit_code_one(tmp_path: Path, capsys: pytest.CaptureF
     assert "MORE than" in capsys.readouterr().out
 
 
-def test_a_tie_is_no_difference() -> None:
-    assert validate_model.is_tie(torch.tensor([0.0, 5.0, 5.00001]))
-    assert not validate_model.is_tie(torch.tensor([0.0, 5.0, 5.01]))
+@pytest.mark.parametrize(
+    ("ours", "agrees"),
+    [([7, 2], True), ([7, 1, 9], True), ([7, 0, 9], False), ([7], False), ([], False), ([7, 2, 9], False)],
+    ids=["same", "the other of a tie", "neither of a tie", "shorter", "empty", "longer"],
+)
+def test_only_a_token_of_the_tie_is_no_difference(ours: list[int], agrees: bool) -> None:
+    oracle = validate_model.Oracle(str(STORYTELLER), torch.device("cpu"))
+    tied = torch.tensor([[0.0, 5.0, 5.00001]])
+    with patch.object(oracle, "logits", return_value=tied):
+        assert oracle.agrees([3], ours, [7, 2]) is agrees
+
+
+def test_a_tie_is_within_the_rounding_of_a_sum() -> None:
+    assert validate_model.is_tie(torch.tensor([0.0, 5.0, 5.00001]), 1)
+    assert not validate_model.is_tie(torch.tensor([0.0, 5.0, 5.01]), 1)
 
 
 @pytest.mark.parametrize(

@@ -67,18 +67,21 @@ def judge_of_traces(honest_run: Callable[..., bool]) -> Iterator[Case]:
         decodes: int = 6,
         taken: int = 4,
         back: int = 4,
+        idle: int | None = None,
     ) -> Trace:
         trace = Trace(set_context_calls=3, blocks_taken=taken, blocks_given_back=back)
         for layer in range(layers):
-            trace.fields_read[layer] = {*fields, "context_lens"}
+            trace.fields_read[layer] = {"context_lens", *(() if layer == idle else fields)}
         trace.kernel_launches.update({f"{backend}.store_kv": stores, f"{backend}.paged_decode": decodes})
         return trace
 
     for backend in ("triton", "torch"):
         what = f"a run of 3 steps and 2 layers with the backend {backend!r} in which everything was read is honest"
-        yield honest_run(made(backend), 2) is True, what
+        yield honest_run(made(backend), 2), what
     broken = {
         "layer 1 read nothing at all": made(layers=1),
+        "layer 0 read neither block_tables nor slot_mapping": made(idle=0),
+        "layer 1 read neither block_tables nor slot_mapping": made(idle=1),
         "no layer read block_tables": made(fields=("slot_mapping",)),
         "no layer read slot_mapping": made(fields=("block_tables",)),
         "one layer did not store in one step": made(stores=5),
