@@ -44,7 +44,7 @@ def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def copy_weight(target: Tensor, source: Tensor, name: str, path: Path) -> None:
-    """Copy source, of any shape, into target, in place and in target's dtype. Raises WeightsError when shapes differ."""
+    """Copy source, of any shape, into target, in place and in its dtype. Raises WeightsError when shapes differ."""
     if target.shape != source.shape:
         raise WeightsError(
             f"{name} in {path.name} has shape {list(source.shape)}, but config.json asks for {list(target.shape)}"
