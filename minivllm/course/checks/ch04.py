@@ -36,7 +36,7 @@ class NearsightedCache:
             if block not in self.known:
                 break
             found += 4
-        return min(found, len(prompt) - 1)
+        return found
 
 
 class WeakCache(NearsightedCache):
@@ -55,7 +55,7 @@ class WeakCache(NearsightedCache):
             if (name, *block) not in self.known:
                 break
             found += 4
-        return min(found, len(prompt) - 1)
+        return found
 
 
 def common_beginning(first: list[int], second: list[int]) -> int:
