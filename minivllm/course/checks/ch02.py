@@ -56,6 +56,7 @@ def no_gaps(guarded: Callable[..., nn.Module]) -> Iterator[Case]:
     yield tried.write(0, 1) == "", "row 1 is written already; writing it again must be accepted"
     yield tried.write(0, 4) == "", "rows 0 to 3 are written, row 1 twice; row 4 is next and must be accepted"
     yield tried.write(0, 6, 5) == "", "rows 5 and 6 in one write leave no gap, in whatever order they come"
+    yield tried.write(0, 0, 2) == "", "rows 0 and 2 are written already; writing both again in one write leaves no gap"
     yield tried.write(1, 0, 2) == "ValueError", "rows 0 and 2 in one write leave row 1 empty: ValueError"
     refused = "the write of rows 0 and 2 was refused, so row 0 of layer 1 is still unwritten, and row 1 not the next"
     yield tried.write(1, 1) == "ValueError", refused
@@ -82,6 +83,7 @@ def no_gaps(guarded: Callable[..., nn.Module]) -> Iterator[Case]:
 def bytes_of_llama(token_bytes: int, conversations: int, without_sharing: int) -> Iterator[Case]:
     yield token_bytes != 2 * 32 * 32 * 128 * 2, "(a) the cache keeps key/value heads, not query heads"
     yield token_bytes not in (32 * 8 * 128 * 2, 2 * 32 * 8 * 128), "(a) a factor of 2 is missing: K and V, or 2 bytes"
+    yield token_bytes != 128, "(a) that is right in KiB: how many bytes?"
     yield token_bytes == 131_072, "(a) multiply 2, layers, key/value heads, head_dim and bytes per number"
     yield conversations == 20, "(b) what does one conversation of 8,192 tokens take, in GiB?"
     yield without_sharing == 5, "(c) 32 key/value heads instead of 8: how much larger is each conversation?"
