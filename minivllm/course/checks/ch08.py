@@ -35,6 +35,9 @@ def budget_for_a_promise(budget_for: Callable[[float, int, Callable[[int, int], 
     def stairs(num_tokens: int, context: int) -> float:
         return 1.0 + num_tokens // 64
 
+    def in_turn(num_tokens: int, context: int) -> float:
+        return num_tokens / 512 + 1e-5 * context
+
     cases = [
         ("a step of n tokens takes n / 512 ms, limit 1.0 ms", roofline, 1.0, 0, 512),
         ("a step of n tokens takes n / 512 ms, limit 2.5 ms", roofline, 2.5, 0, 1280),
@@ -44,6 +47,7 @@ def budget_for_a_promise(budget_for: Callable[[float, int, Callable[[int, int], 
         ("every 64th token adds 1 ms, limit 1.0 ms", stairs, 1.0, 0, 63),
         ("every 64th token adds 1 ms, limit 3.5 ms", stairs, 3.5, 0, 191),
         ("a step of n tokens takes n / 512 ms, limit 200 ms", roofline, 200.0, 0, 102_400),
+        ("n / 512 ms, and 1 ms more for 100,000 tokens of context, limit 2.0 ms", in_turn, 2.0, 100_000, 512),
     ]
     for what, clock, limit, context, budget in cases:
         found = budget_for(limit, context, clock)
@@ -82,10 +86,10 @@ def shortest_first(policy: type) -> Iterator[Case]:
     for places in (1, 3):
         order = _order_of_admission(policy, [12, 5, 3, 9], [0, 1, 2, 3], places)
         yield order == [2, 1, 3, 0], f"prompts of 12, 5, 3 and 9 tokens, {places} place(s): admitted as {order}"
-    order = _order_of_admission(policy, [6, 4, 6, 4, 6], [40, 30, 20, 10, 0], places=1)
+    order = _order_of_admission(policy, [6, 4, 6, 4, 6], [20, 30, 40, 10, 0], places=1)
     yield (
         order == [1, 3, 0, 2, 4],
-        f"prompts of 6, 4, 6, 4 and 6 tokens, seq_ids 40, 30, 20, 10 and 0, ties by arrival: admitted as {order}",
+        f"prompts of 6, 4, 6, 4 and 6 tokens, seq_ids 20, 30, 40, 10 and 0, ties by arrival: admitted as {order}",
     )
     order = _order_after_a_known_prompt(policy)
     yield order == [2, 1], "a prompt of 12 tokens with 8 of them in the prefix cache came before one of 6 tokens"
@@ -101,7 +105,7 @@ def _order_of_admission(policy: type, lengths: list[int], seq_ids: list[int], pl
 
     scheduler = policy(SchedulerConfig(places, 16, 64), BlockManager(64, 4))
     for seq_id, length in zip(seq_ids, lengths, strict=True):
-        scheduler.add(Sequence(seq_id, [seq_id] * length, max_tokens=1))
+        scheduler.add(Sequence(seq_id, [seq_id] * length, max_tokens=13 - length))  # a long prompt, a short answer
     return [seq_ids.index(seq_id) for seq_id in _admissions(scheduler)]
 
 
@@ -147,11 +151,15 @@ def _thrown_out_in_mid_prompt(policy: type) -> Iterator[Case]:
         elif b.num_preemptions and c not in seen:
             scheduler.add(c)
             seen.append(c)
-        batch = scheduler.schedule()
+        waited, batch = b in scheduler.waiting, scheduler.schedule()
         rows = [row.seq for row in batch.rows]
         yield step != 1 or b in rows, "a place, budget and blocks were free, and the first in line was not admitted"
         early = c in rows and not b.num_completion_tokens and b not in rows
         yield not early, "a sequence that was thrown out in mid-prompt still waited, and a newcomer was admitted"
+        if waited and b in rows:
+            missing = -(-b.num_tokens // 4) - len(batch.rows[rows.index(b)].block_table)
+            fits = missing <= scheduler.block_manager.num_free_blocks
+            yield fits, "a sequence was admitted although the pool had no room for all of its tokens"
         scheduler.update(batch, model.run(batch))
         if not scheduler.has_unfinished():
             break
@@ -169,6 +177,7 @@ def _answers_in_a_tiny_pool(policy: type) -> Iterator[Case]:
     seqs = [Sequence(i, [i] * length, max_tokens=10) for i, length in enumerate([9, 11, 7, 2, 5, 3])]
     for seq in seqs:
         scheduler.add(seq)
+    admitted: list[Sequence] = []  # those that run, in order of admission
     for _ in range(400):
         if not scheduler.has_unfinished():
             break
@@ -176,6 +185,9 @@ def _answers_in_a_tiny_pool(policy: type) -> Iterator[Case]:
         batch = scheduler.schedule()
         yield batch.num_tokens <= 8, f"a step of {batch.num_tokens} tokens, and the budget is 8"
         yield len(scheduler.running) <= 3, f"{len(scheduler.running)} sequences run, and 3 are allowed"
+        joined = [row for row in batch.rows if row.seq not in admitted]
+        admitted = [seq for seq in admitted if seq in scheduler.running] + [row.seq for row in joined]
+        yield scheduler.running == admitted, "`running` is not in order of admission, and preemption takes its last one"
         newcomers = [row.seq for row in batch.rows if row.start == 0 and not row.seq.num_preemptions]
         passed = newcomers and any(seq in scheduler.waiting for seq in thrown_out)
         yield not passed, "a new sequence was admitted while a preempted one still waited"
