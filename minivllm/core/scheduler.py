@@ -258,6 +258,7 @@ class Scheduler:
         """The step was launched: move its sequences on, each with a pending token where it needs one.
 
         Whoever reaches its length with that token is not scheduled again, and keeps its blocks until `settle`.
+        The idea is that of vLLM's async scheduling (vllm/v1/core/sched/async_scheduler.py).
         """
         place, longest, ending = 0, self.max_seq_len, set()
         for row in batch.rows:

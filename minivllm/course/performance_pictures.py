@@ -31,7 +31,8 @@ def draw_roofline(points: Mapping[str, tuple[float, float]], read_tb_s: float, m
     x = np.logspace(-0.3, 4.3, 200)
     ax.plot(x, np.minimum(x * read_tb_s, matrix_tflop_s), color=INK, lw=2)
     knee = matrix_tflop_s / read_tb_s
-    ax.annotate(f"{knee:.0f} FLOPs per byte", (knee, matrix_tflop_s), (knee, matrix_tflop_s * 2.0), ha="center", size=9)
+    ax.plot([knee, knee], [9, matrix_tflop_s], "--", color=GREY, lw=1, zorder=0)
+    ax.text(knee * 1.12, 13, f"{knee:.0f} FLOPs per byte", size=9)
     ax.text(1.1, 1.1 * read_tb_s * 1.5, f"{read_tb_s:.1f} TB/s", rotation=32, size=9, ha="center")
     ax.text(9000, matrix_tflop_s * 1.2, f"{matrix_tflop_s:.0f} TFLOP/s", size=9, ha="center")
     for (name, (intensity, reached)), color in zip(points.items(), PALETTE, strict=False):

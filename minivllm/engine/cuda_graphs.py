@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
-    """The batch sizes that are recorded: 1, 2, 4, 8, then every sixteenth, and the largest batch itself."""
+    """The batch sizes that are recorded: 1, 2, 4, 8, then every sixteenth, and the largest batch itself.
+
+    In the manner of vLLM's `cudagraph_capture_sizes`. max_num_seqs is at least 1.
+    """
     sizes = [1, 2, 4, 8, *range(16, max_num_seqs, 16)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
@@ -34,6 +37,7 @@ def record_cuda_graph(work: Callable[[], Tensor], pool: object) -> Recording:
     """Run `work` once to compile its kernels and warm its libraries, then record it as a CUDA graph.
 
     pool: a `torch.cuda.graph_pool_handle()`; graphs that never run at the same time share their memory through it.
+    What may be recorded: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
     """
     work()
     graph = torch.cuda.CUDAGraph()

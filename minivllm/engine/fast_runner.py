@@ -43,6 +43,7 @@ class FastRunner(ModelRunner):
         self.fused = FusedQwen3(model, self.ops) if fused else None
         # A multiple of 16 columns: Triton compiles a kernel anew for strides that are not.
         self.table_width = cdiv(cdiv(limits.max_model_len, kv_cache.block_size), 16) * 16
+        # Three numbers of 8 bytes for each token; for each row a table, 44 bytes more, and room to align the arrays.
         num_bytes = 24 * limits.max_num_batched_tokens + (4 * self.table_width + 64) * (limits.max_num_seqs + 4)
         self.buffers = StepBuffers(num_bytes, self.device)
         self.sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=self.device)
@@ -92,7 +93,7 @@ class FastRunner(ModelRunner):
 
     @torch.inference_mode()
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """Scores of some rows, [num_rows, vocab_size]."""
+        """hidden [num_rows, hidden_size] → scores, [num_rows, vocab_size]."""
         return (self.fused or self.model).compute_logits(hidden)
 
     @property
@@ -140,7 +141,8 @@ class FastRunner(ModelRunner):
     def launch(self, batch: Batch, sampling: list[SamplingRow]) -> PendingTokens:
         """Start one step; its tokens also stay on the device, for the next one.
 
-        sampling: for each row that needs logits, in the order of the rows. Raises ValueError for no rows.
+        sampling: for each row that needs logits, in the order of the rows. Raises ValueError for no rows, and for
+        more than the buffers or the recorded steps hold.
         """
         if not batch.rows:
             raise ValueError("the batch has no rows: there is nothing to run in this step")
@@ -168,8 +170,10 @@ class FastRunner(ModelRunner):
     def choose(
         self, logits: Tensor, sampling: list[SamplingRow], inputs: dict[str, Tensor], *, drawn: bool
     ) -> PendingTokens:
-        """One token per row of the logits, into `sampled` and on its way to the host. drawn: without filters it has
-        been done."""
+        """One token per row of the logits, into `sampled` and on its way to the host.
+
+        drawn: the step has drawn tokens already, without filters.
+        """
         num_rows = len(sampling)
         tokens, asked = self.sampled[:num_rows], None
         if not (self.samples_fast and all(row.is_plain for row in sampling)):

@@ -316,7 +316,10 @@ def find_bound(
     line, vocab_size, low, high, wanted, highest, temperature,
     COUNT: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """The highest key that still has the wanted amount at or above it. `low` is known to have it, `high` not to."""
+    """The highest key that still has the wanted amount at or above it. `low` is known to have it, `high` not to.
+
+    A binary search over the bits, so nothing is sorted or written.
+    """
     while high - low > 1:
         middle = low + (high - low) // 2
         if amount_above(line, vocab_size, middle, highest, temperature, COUNT, TILE, BITS) >= wanted:
@@ -355,7 +358,8 @@ def lowest_kernel(logits, rules, lowest, vocab_size, TILE: tl.constexpr, BITS: t
     tl.store(lowest + row, bound)
 
 
-KEY_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}  # that differ between float32 made of these
+# Leading bits of a float32 that was made of one of these: what lies behind them is 0.
+KEY_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}
 
 
 def sample_plain(
@@ -365,7 +369,8 @@ def sample_plain(
 
     logits [num_rows, vocab_size], contiguous; rules float32 [num_rows, 4]: temperature (0: greedy), top_k (0: all),
     top_p, min_p, of which the last three count if `filtered`; seeds int64 [num_rows]; positions [num_rows], of the
-    token that is drawn. The random numbers are those of layers/sampler.py.
+    token that is drawn. The random numbers are those of layers/sampler.py. Raises KeyError for filtered logits of
+    a dtype that is not in KEY_BITS.
     """
     num_rows, vocab_size = logits.shape
     tile = 4096

@@ -25,7 +25,7 @@ def check_prompt(token_ids: list[int], vocab_size: int) -> None:
 
 
 def are_ids(token_ids: list[int], vocab_size: int) -> bool:
-    """Whether all are integers in [0, vocab_size), without a word on which is not."""
+    """Whether all, at least one, are integers in [0, vocab_size), without a word on which is not."""
     try:
         ids = np.frombuffer(array("q", token_ids), np.int64)
     except (TypeError, OverflowError):  # something that is no integer, or none of 64 bits

@@ -7,6 +7,8 @@ from minivllm.course.exercises import Case, exercise
 
 @exercise("10.1")
 def floor_of_a_step(milliseconds: float, limit: str) -> Iterator[Case]:
+    yield limit in ("bytes", "operations"), f"the limit is {limit!r}: choose 'bytes' or 'operations'"
+    yield abs(1e3 * milliseconds - 1.9) > 0.011, f"{milliseconds} looks like seconds: give milliseconds"
     yield abs(milliseconds - 0.27) > 0.02, "that is the weights alone: 64 contexts of 1,000 tokens are read too"
     yield abs(milliseconds - 1.63) > 0.02, "that is K and V alone: the weights are read too"
     yield abs(milliseconds - 0.11) > 0.02, "that is the time of the operations: is it the longer of the two?"
@@ -28,7 +30,7 @@ def sizes_within_a_share(sizes_within: Callable[[int, float], list[int]]) -> Ite
             size = min(size for size in sizes if size >= batch)
             wasted = (size - batch) / size
             yield wasted <= waste + 1e-9, f"{what}: a batch of {batch} in a recording of {size} wastes {wasted:.0%}"
-        yield len(sizes) <= fewest, f"{what}: {len(sizes)} sizes, and fewer would do"
+        yield len(sizes) <= fewest, f"{what}: {len(sizes)} sizes, and fewer would do: waste is a share of recorded rows"
 
 
 @exercise("10.3")
@@ -56,4 +58,16 @@ def time_of_many_steps(total_ms: Callable[[float, float, int, bool], float]) -> 
     ]
     for host, device, steps, ahead, right, what in cases:
         found = total_ms(host, device, steps, ahead)
-        yield abs(found - right) < 1e-6, f"{what}: host {host} ms, device {device} ms: {found} ms is not right"
+        hint = reason(found, right, host, device, steps, ahead)
+        yield abs(found - right) < 1e-6, f"{what}: host {host} ms, device {device} ms: {found} ms, but {hint}"
+
+
+def reason(found: float, right: float, host: float, device: float, steps: int, ahead: bool) -> str:
+    """The rule of exercise 10.4 that an answer breaks."""
+    if found > right:
+        return "somebody waits for what need not be there yet"
+    if not ahead:
+        return "in turn nothing overlaps"
+    if found < host + steps * device:
+        return "the first step has to be prepared, and then the GPU runs one step at a time"
+    return "the host prepares one step after the other, and the last one has to run"
