@@ -407,6 +407,20 @@ def test_metrics_of_a_request_and_of_the_engine() -> None:
     assert engine.block_manager.stats.hit_tokens == 8
 
 
+def test_aborting_a_finished_request_spares_the_next_one_of_that_id() -> None:
+    engine = make_llm().llm_engine
+    old = engine.add_request("The fox", GREEDY, "story")
+    while engine.has_unfinished_requests():
+        engine.step()
+    new = engine.add_request("A king", GREEDY, "story")
+    engine.abort(old)
+    assert engine.has_unfinished_requests() and not new.finished
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert new.output().outputs[0].finish_reason == "length"
+    assert_all_free(engine)
+
+
 # Chat
 
 

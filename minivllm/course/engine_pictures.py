@@ -26,7 +26,7 @@ def draw_filters(tokens: Sequence[str], panels: Mapping[str, Sequence[float]]) -
 
 def draw_stream(tokens: Sequence[str], shown: Sequence[str], stop: str) -> Figure:
     """Tokens of an answer above, below what the reader has seen after each, when `stop` may not be shown."""
-    fig, ax = blank_axes(7.4, 2.3)
+    fig, ax = blank_axes(7.6, 2.3)
     ax.text(0.2, 0.3, f"tokens, with the stop string {stop!r}", size=10)
     ax.text(0.2, 1.55, "the reader has seen", size=10)
     held = ""

@@ -272,7 +272,7 @@ class LLMEngine:
 
     def abort(self, request: Request) -> None:
         """End a request now, with what it has; its blocks are free. Nothing happens to one that is finished."""
-        if request.request_id in self._requests:
+        if self._requests.get(request.request_id) is request:
             for sample in request.samples:
                 self.scheduler.abort(sample.seq.seq_id)
             self._close(request)

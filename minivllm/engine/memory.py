@@ -29,7 +29,8 @@ def cpu_budget() -> int:
 
 
 def widest_batch(config: EngineConfig, max_model_len: int) -> tuple[Batch, int]:
-    """The largest step that the scheduler may make, for measuring; and the number of blocks that it uses."""
+    """The largest step that the scheduler may make, for measuring; and the number of blocks that it may use: one more
+    for each sequence than the tokens need, as its last block may be half full. max_model_len: in tokens."""
     budget, manager_size = config.max_num_batched_tokens, cdiv(config.max_num_batched_tokens, config.block_size)
     lengths = [max_model_len] * (budget // max_model_len) + [budget % max_model_len]
     manager = BlockManager(manager_size + len(lengths), config.block_size, enable_prefix_caching=False)

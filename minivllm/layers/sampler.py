@@ -129,7 +129,8 @@ def ban_stops(logits: Tensor, batch: SamplingBatch) -> None:
 
 def apply_repetition(logits: Tensor, batch: SamplingBatch) -> None:
     """In place: logits of tokens in prompt or answer are divided by the penalty where positive, else multiplied.
-    logits float32 [num_rows, vocab_size]. From Keskar et al. 2019, https://arxiv.org/abs/1909.05858."""
+    logits float32 [num_rows, vocab_size]. After Keskar et al. 2019, https://arxiv.org/abs/1909.05858,
+    who divide negative ones, too, which makes them more likely."""
     wanted = [i for i, row in enumerate(batch.rows) if row.params.repetition_penalty != 1.0]
     if not wanted:
         return

@@ -45,7 +45,8 @@ def held_back_for_one_stop(held: Callable[[str, str], int]) -> Iterator[Case]:
         said = f"text {text!r}, stop {stop!r}: you hold back {found!r}"
         yield isinstance(found, int), f"{said}; answer with a number of characters, 0 if there is nothing to hold"
         yield found <= len(text), f"{said}, and the text is shorter"
-        yield found < len(stop), f"{said}, the whole stop string, which is no beginning of itself here"
+        yield found != len(stop) or not text.endswith(stop), f"{said}, the whole stop string"
+        yield found < len(stop), f"{said}; a beginning of {stop!r} has at most {len(stop) - 1}"
         yield found >= right, f"{said}, and half a stop string is shown"
         yield found <= right, f"{said}; does {text[len(text) - found :]!r} begin {stop!r}?"
 
@@ -71,4 +72,3 @@ def share_within_limits(
             f"{what}: {found:g} per second, that would be {found * seconds:g} in {seconds:g} s; which of {metrics} "
             f"have a TTFT within {ttft:g} s and a TPOT within {tpot:g} s?",
         )
-    yield goodput([], 1.0, 1.0, 3.0) == 0, "no requests at all: 0 per second"
