@@ -489,6 +489,15 @@ def test_the_profiling_pass_runs_the_widest_step(monkeypatch: pytest.MonkeyPatch
     assert seen == [70]
 
 
+def test_a_number_that_somebody_took_as_an_id_is_passed_over() -> None:
+    engine = make_engine()
+    params = SamplingParams(temperature=0, max_tokens=2)
+    taken = [engine.add_request([5, 6], params, request_id=name) for name in ("0", "2")]
+    free = [engine.add_request([5, 6], params) for _ in range(3)]
+    ids = [request.request_id for request in [*taken, *free]]
+    assert len(set(ids)) == 5 and ids[:2] == ["0", "2"]
+
+
 def test_dtype_auto() -> None:
     config = storyteller()[0].config
     assert pick_dtype("auto", config, torch.device("cpu")) == torch.float32

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,14 @@ class LLMEngine:
         return text, token_ids
 
     def add_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
-        """Queue a request; it is served by the calls of `step` that follow.
+        """Queue a request; it is served by the calls of `step` that follow. Without a request_id it gets a free number.
 
         Raises PromptError, SamplingParamsError or RequestError, and leaves the engine as it was, for a request that
         cannot be served: no tokens, ids outside the vocabulary, no room for an answer, an id that is in use.
         """
         text, token_ids = self.tokenize(prompt)
-        request_id = str(self._num_requests) if request_id is None else request_id
+        if request_id is None:
+            request_id = next(name for name in map(str, count(self._num_requests)) if name not in self._requests)
         if request_id in self._requests:
             raise PromptError(f"request_id {request_id!r} is in use by an unfinished request")
         samples = [self._make_sample(token_ids, params, index) for index in range(params.n)]

@@ -72,7 +72,10 @@ def softmax(scores: Tensor, matrix: PageMatrix) -> Tensor:
 def paged_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float
 ) -> Tensor:
-    """As `reference.paged_decode`, but K and V are read where they lie. Only float32 and float64 on a CPU."""
+    """As `reference.paged_decode`, but K and V are read where they lie. Only float32 and float64 on a CPU.
+
+    q [num_seqs, num_heads, head_dim] → the same shape.
+    """
     heads, head_dim = q.shape[1:]
     matrix = page_matrix(block_tables, context_lens, k_cache.shape[1], heads, k_cache.shape[2])
     cells = scores((q * scale).view(-1, head_dim), k_cache.view(-1, head_dim), matrix)
@@ -124,7 +127,10 @@ def paged_prefill(
     *,
     max_seqlen_q: int | None = None,
 ) -> Tensor:
-    """As `reference.paged_prefill`: single tokens by `paged_decode`, a chunk's pages copied once for all its tokens."""
+    """As `reference.paged_prefill`: single tokens by `paged_decode`, a chunk's pages copied once for all its tokens.
+
+    q [num_tokens, num_heads, head_dim] → the same shape.
+    """
     out = torch.empty_like(q)
     rows, tables, lens, chunks = split_rows(block_tables, context_lens, cu_seqlens_q)
     if len(rows):
@@ -137,5 +143,5 @@ def paged_prefill(
 
 
 def can_run(q: Tensor) -> bool:
-    """PyTorch has these sparse products on a CPU, for 32 and 64 bits."""
+    """Whether PyTorch has these sparse products for q, of any shape: on a CPU, in 32 or 64 bits."""
     return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)

@@ -37,13 +37,13 @@ GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: multiples of it are sp
 
 
 def shift(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right of int64: zeros come in. PyTorch's own >> copies the sign bit."""
+    """Logical shift to the right of int64 of any shape: zeros come in. PyTorch's own >> copies the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def scramble(x: Tensor) -> Tensor:
-    """A one-to-one map of int64 to int64; each input bit changes about half of the output bits. It is the finalizer of
-    splitmix64 (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195)."""
+    """A one-to-one map of int64 to int64, of any shape; each input bit changes about half of the output bits. It is the
+    finalizer of splitmix64 (Steele et al. 2014, https://doi.org/10.1145/2714064.2660195)."""
     x = (x ^ shift(x, 30)).mul_(-0x40A7B892E31B1A47)
     x = x.bitwise_xor_(shift(x, 27)).mul_(-0x6B2FB644ECCEEE15)
     return x.bitwise_xor_(shift(x, 31))
