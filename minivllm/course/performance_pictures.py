@@ -107,7 +107,7 @@ def draw_waterfall(rates: Mapping[str, Mapping[str, float]]) -> Figure:
         ax.barh(range(len(values)), values, 0.66, color=[GREY] + [BLUE] * (len(values) - 1))
         for y, value in enumerate(values):
             ax.text(value + max(values) * 0.015, y, f"{value:,.0f}", va="center", size=9)
-        ax.set(title=load, xlim=(0, max(values) * 1.22), xticks=[])
+        ax.set(title=f"{load}, tokens per second", xlim=(0, max(values) * 1.22), xticks=[])
         ax.spines["bottom"].set_visible(False)
     axes[0].set(yticks=range(len(rates)), yticklabels=list(rates))
     axes[0].invert_yaxis()

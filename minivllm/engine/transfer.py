@@ -19,8 +19,8 @@ ALIGNMENT = 16  # bytes: kernels read 16 at a time
 class StepBuffers:
     """Room for the inputs of a step, allocated once: two pinned pieces on the host, one on the device.
 
-    Two, because the host fills the inputs of the next step while those of this one may still be on their way. A step
-    after that has waited for the tokens of the step before this one, so their piece is free again.
+    Two, because the host fills in the inputs of the next step while those of this one may still be on their way.
+    Before it fills in the step after that, it has waited for this one's tokens, so this one's piece is free again.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:

@@ -69,11 +69,11 @@ class SamplingRow:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the token depends on the logits, on `rules` and the seed alone."""
-        return not (self.needs_values or self.params.min_tokens)
+        return not self.needs_values
 
     @cached_property
     def needs_values(self) -> bool:
-        """Whether the host has to know the values of all earlier tokens, or all the logits."""
+        """Whether the host has to know the values of all earlier tokens, or has to see or change the logits."""
         p = self.params
         penalised = p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty
         return bool(penalised or p.min_tokens or p.logprobs is not None)

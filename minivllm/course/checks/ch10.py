@@ -41,6 +41,7 @@ def what_breaks(a: str, b: str, c: str, d: str) -> Iterator[Case]:
     yield a != "nothing", "a: the next step computes a row for a sequence whose answer is complete"
     yield a == "wasted work", "a: does settle give a token to a sequence that has finished?"
     yield b == "wrong tokens", "b: who owns slot 0, and what is written there?"
+    yield c != "wasted work", "c: the row is computed in vain with or without it: does freeing early add any work?"
     yield c == "nothing", "c: when does the next owner of the blocks write into them, and does it read before?"
     yield d == "wrong tokens", "d: the device fetches a step's inputs only when the step before has ended"
 
