@@ -180,7 +180,7 @@ def test_every_field_of_the_context_has_a_row() -> None:
 
 
 def test_shapes_and_types_of_the_context_are_those_of_its_docstring() -> None:
-    said = dict(re.findall(r"^ +(\w+): (\w+ \[.*?\])", Context.__doc__, re.MULTILINE))
+    said = dict(re.findall(r"^ *(\w+): (\w+ \[.*?\])", Context.__doc__, re.MULTILINE))
     assert len(said) == 4
     assert {name: f"{row.type} {row.shape}" for row in ROWS for name in row.names if name in said} == said
 
