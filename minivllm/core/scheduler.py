@@ -202,7 +202,10 @@ class Scheduler:
         return num_tokens - seq.num_prompt_tokens >= seq.max_tokens or num_tokens >= longest
 
     def update(self, batch: Batch, sampled: list[int]) -> list[Sequence]:
-        """Take in the results of a step that ran alone: `advance` and `settle` in one. Returns who finished."""
+        """Take in the results of a step that ran alone: `advance` and `settle` in one. Returns who finished.
+
+        Raises SchedulerError unless `sampled` has a token for each row that needs one.
+        """
         expected = sum(row.needs_logits for row in batch.rows)
         if len(sampled) != expected:
             raise SchedulerError(f"{expected} rows of this step need a token, but {len(sampled)} were sampled")

@@ -172,7 +172,8 @@ class FastRunner(ModelRunner):
     ) -> PendingTokens:
         """One token per row of the logits, into `sampled` and on its way to the host.
 
-        drawn: the step has drawn tokens already, without filters.
+        logits [num_rows, vocab_size]; inputs: of the step, on the device. drawn: the step has drawn tokens already,
+        without filters.
         """
         num_rows = len(sampling)
         tokens, asked = self.sampled[:num_rows], None

@@ -60,7 +60,7 @@ class PendingTokens:
 
     @classmethod
     def fetch(cls, tokens: Tensor) -> "PendingTokens":
-        """Start copying; the host does not wait."""
+        """Start copying tokens, int64 [num_rows]; the host does not wait."""
         if not tokens.is_cuda:
             return cls(tokens.clone())
         values = tokens.to("cpu", non_blocking=True)  # into pinned memory

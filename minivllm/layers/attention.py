@@ -52,12 +52,18 @@ class Attn(nn.Module):
         return causal_attention(q, keys.to(q.device), values.to(q.device), positions, k_positions, self.scale)
 
     def forward_paged(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        """Store the new K and V by slot, then attend over the pages."""
+        """Store the new K and V by slot, then attend over the pages.
+
+        q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]. Returns q's shape.
+        """
         context.backend.store_kv(k, v, *context.kv_cache.layer_cache(self.layer_idx), context.slot_mapping)
         return self.attend_pages(q, context)
 
     def attend_pages(self, q: Tensor, context: Context) -> Tensor:
-        """Attention over the pages, where the new K and V are already; sequences are told apart there."""
+        """Attention over the pages, where the new K and V are already; sequences are told apart there.
+
+        q [num_tokens, num_heads, head_dim] → the same shape.
+        """
         backend, caches = context.backend, context.kv_cache.layer_cache(self.layer_idx)
         pages = (*caches, context.block_tables, context.context_lens)
         if context.max_seqlen_q > 1:
