@@ -1,8 +1,7 @@
 """Recorded steps, steps launched ahead, fused layers: the answers are those of the plain engine.
 
-What a CUDA graph itself does needs a GPU: `tools/bench_throughput.py` checks the same equalities there before it
-measures. Here a recording is a function that is called again, which finds every fault of the bookkeeping around it:
-sizes, padding, addresses, lifetimes.
+What a CUDA graph itself does needs a GPU: `tests/test_engine_gpu.py`. Here a recording is a function that is called
+again, which finds every fault of the bookkeeping around it: sizes, padding, addresses, lifetimes.
 """
 
 import gc
@@ -82,6 +81,28 @@ def plain_answers():
 def test_answers_do_not_depend_on_how_a_step_is_run(plain_answers, recorded, fused, ahead):
     made = engine(async_scheduling=ahead, fused_kernels=fused, recorded=recorded)
     assert answers(made, some_prompts(8), MIXED) == plain_answers
+
+
+def test_tokens_drawn_in_a_recording_give_way_to_filters():
+    """With Triton's kernels a recording draws a token for each row; who filters or is punished gets another."""
+    pytest.importorskip("triton", reason="triton has no wheels for this platform")
+    params = [
+        SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True),
+        SamplingParams(temperature=1.5, top_k=3, seed=4, max_tokens=2, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=5, ignore_eos=True),
+    ]
+    prompts, options = some_prompts(4, longest=5), {"max_num_seqs": 4}
+    made, seen = engine(attention_backend="triton", recorded=True, async_scheduling=True, **options), []
+    choose = made.runner.choose
+
+    def noted(*arguments, drawn):
+        seen.append(drawn)
+        return choose(*arguments, drawn=drawn)
+
+    made.runner.choose = noted
+    assert answers(made, prompts, params) == answers(engine(async_scheduling=False, **options), prompts, params)
+    assert set(seen) == {True, False}
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in-turn", "ahead"])
