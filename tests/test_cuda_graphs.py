@@ -84,13 +84,13 @@ def test_answers_do_not_depend_on_how_a_step_is_run(plain_answers, recorded, fus
 
 
 def test_tokens_drawn_in_a_recording_give_way_to_filters():
-    """With Triton's kernels a recording draws a token for each row; who filters or is punished gets another."""
+    """With Triton's kernels a recording draws a token for each row; rows that filter get another, penalties go the slow way."""
     pytest.importorskip("triton", reason="triton has no wheels for this platform")
     params = [
-        SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True),
-        SamplingParams(temperature=1.5, top_k=3, seed=4, max_tokens=2, ignore_eos=True),
-        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
-        SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=5, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=7, ignore_eos=True),
+        SamplingParams(temperature=3.0, top_k=3, seed=4, max_tokens=5, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=7, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=2, ignore_eos=True),
     ]
     prompts, options = some_prompts(4, longest=5), {"max_num_seqs": 4}
     made, seen = engine(attention_backend="triton", recorded=True, async_scheduling=True, **options), []
