@@ -84,7 +84,8 @@ def test_answers_do_not_depend_on_how_a_step_is_run(plain_answers, recorded, fus
 
 
 def test_tokens_drawn_in_a_recording_give_way_to_filters():
-    """With Triton's kernels a recording draws a token for each row; rows that filter get another, penalties go the slow way."""
+    """With Triton's kernels a recording draws a token for each row. Rows that filter get another; penalties go the slow
+    way."""
     pytest.importorskip("triton", reason="triton has no wheels for this platform")
     params = [
         SamplingParams(temperature=0.9, seed=3, max_tokens=7, ignore_eos=True),
