@@ -9,6 +9,7 @@ from minivllm.course.exercises import Case, exercise
 def floor_of_a_step(milliseconds: float, limit: str) -> Iterator[Case]:
     yield limit in ("bytes", "operations"), f"the limit is {limit!r}: choose 'bytes' or 'operations'"
     yield abs(1e3 * milliseconds - 1.9) > 0.011, f"{milliseconds} looks like seconds: give milliseconds"
+    yield abs(milliseconds / 1e3 - 1.9) > 0.011, f"{milliseconds} looks like microseconds: give milliseconds"
     yield abs(milliseconds - 0.27) > 0.02, "that is the weights alone: 64 contexts of 1,000 tokens are read too"
     yield abs(milliseconds - 1.63) > 0.02, "that is K and V alone: the weights are read too"
     yield abs(milliseconds - 0.11) > 0.02, "that is the time of the operations: is it the longer of the two?"
