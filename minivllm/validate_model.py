@@ -108,6 +108,7 @@ class Row:
 
     setting: Setting
     num_preemptions: int
+    num_found: int  # tokens of the prompts that the prefix cache held
     num_different: int  # answers that differ from transformers', ties excepted
 
     def __str__(self) -> str:
@@ -115,10 +116,10 @@ class Row:
         verdict = "equal" if not self.num_different else f"{self.num_different} answers differ"
         pool, cache = "scarce" if s.scarce else "ample", "on" if s.enable_prefix_caching else "off"
         switches = f"{s.backend:8} {s.max_num_batched_tokens:11,}  {cache:12}  {pool:7}"
-        return f"{switches} {self.num_preemptions:11}  {verdict}"
+        return f"{switches} {self.num_preemptions:11} {self.num_found:6}  {verdict}"
 
 
-HEADER = f"{'backend':8} {'tokens/step':>11}  {'prefix cache':12}  {'pool':7} {'preemptions':>11}  answers"
+HEADER = f"{'backend':8} {'tokens/step':>11}  {'prefix cache':12}  {'pool':7} {'preemptions':>11} {'found':>6}  answers"
 
 
 def run_setting(
@@ -135,7 +136,9 @@ def run_setting(
     llm.llm_engine.block_manager.check_integrity()
     pairs = zip(prompts, outputs, answers, strict=True)
     different = [not oracle.agrees(prompt, out.outputs[0].token_ids, answer) for prompt, out, answer in pairs]
-    return Row(setting, sum(out.metrics.num_preemptions for out in outputs), sum(different))
+    metrics = [out.metrics for out in outputs]
+    num_preemptions, num_found = sum(m.num_preemptions for m in metrics), sum(m.num_cached_tokens for m in metrics)
+    return Row(setting, num_preemptions, num_found, sum(different))
 
 
 @torch.inference_mode()

@@ -18,6 +18,9 @@ def test_the_storyteller_is_equal_in_every_setting(capsys: pytest.CaptureFixture
     assert len(lines) == 2 + 8 and all(line.endswith("equal") for line in lines[2:])
     scarce = [line for line in lines[2:] if "scarce" in line]
     assert len(scarce) == 4 and all(int(line.split()[4]) > 0 for line in scarce), "nobody was preempted"
+    found = {tuple(line.split()[1:4]): int(line.split()[5]) for line in lines[2:]}
+    assert found["5", "on", "ample"] == found["5", "on", "scarce"] == 2 * validate_model.BLOCK_SIZE, "no prefix hit"
+    assert not any(tokens for (_, cache, _), tokens in found.items() if cache == "off")
 
 
 def test_a_planted_fault_is_exit_code_one(capsys: pytest.CaptureFixture) -> None:
