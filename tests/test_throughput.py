@@ -3,11 +3,15 @@
 import itertools
 import json
 import random
+import subprocess
+from pathlib import Path
 
 import pytest
+import torch
 from chapters import ROOT
 
 import minivllm  # noqa: F401  (first: it chooses Triton's interpreter where there is no GPU)
+from minivllm.course import performance_results
 from minivllm.course.performance_results import LOADS, OTHERS, Throughput, by_kind
 
 pytest.importorskip("triton", reason="triton has no wheels for this platform")
@@ -75,3 +79,31 @@ def test_a_profile_is_split_by_kind_and_fills_its_step():
             "nothing runs": 0.04,
         }
     )
+
+
+def test_without_a_gpu_nothing_is_measured_here(results, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert performance_results.measure_here(results) is None
+
+
+@pytest.mark.parametrize("failed", [{}, {"yardstick": "OutOfMemoryError"}], ids=["works", "fails"])
+def test_a_measurement_here_is_set_beside_the_record(results, monkeypatch, failed):
+    """The benchmark itself is replaced, its command and its file are real."""
+
+    def run(command, **options):
+        sections = command[command.index("--only") + 1 :]
+        assert Path(command[1]).exists() and set(sections) <= set(dir(bench.Bench))
+        assert options["env"]["TRITON_INTERPRET"] == "0"
+        found = {"about": {"card": "Some card"}, "failed": failed} | {name: results.data[name] for name in sections}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(found), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(performance_results.subprocess, "run", run)
+    if failed:
+        with pytest.raises(RuntimeError, match="OutOfMemoryError"):
+            performance_results.measure_here(results)
+    else:
+        head, *lines = performance_results.measure_here(results).splitlines()
+        assert "Some card" in head and len(lines) == len(results.loads)
+        assert all(line.split()[-1] == line.split()[-2] for line in lines)
