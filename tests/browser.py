@@ -43,7 +43,9 @@ def serve(folder: Path) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:  # also when a test fails: else the thread would keep the process alive
+        server.shutdown()
+        thread.join()
+        server.server_close()

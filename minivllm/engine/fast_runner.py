@@ -177,7 +177,7 @@ class FastRunner(ModelRunner):
         """
         num_rows = len(sampling)
         tokens, asked = self.sampled[:num_rows], None
-        if not (self.samples_fast and all(row.is_plain for row in sampling)):
+        if not self.samples_fast or any(row.needs_values for row in sampling):
             asked = logits.float()
             tokens.copy_(torch.tensor(sample(asked.clone(), sampling), dtype=torch.int64))
         elif (filtered := any(row.is_filtered for row in sampling)) or not drawn:

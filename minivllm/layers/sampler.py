@@ -67,11 +67,6 @@ class SamplingRow:
     seed: int
 
     @cached_property
-    def is_plain(self) -> bool:
-        """Whether the token depends on the logits, on `rules` and the seed alone."""
-        return not self.needs_values
-
-    @cached_property
     def needs_values(self) -> bool:
         """Whether the host has to know the values of all earlier tokens, or has to see or change the logits."""
         p = self.params
